@@ -8,12 +8,18 @@ from duotone.quant.accounting import tensor_bytes
 # By bits: {tokens of a span: true bits at most}, parameters included.
 MOST_BITS = {1: {49: 1.6, 256: 1.3, 3328: 1.15}}
 CHANNELS = 128
+LAYERS = 8  # of a shallow model, where rules for first layers weigh most
 
 
 def span_bits(spec: CacheSpec, tokens: int, channels: int = CHANNELS) -> float:
     """True bits of a visual span with parameters. Errors: ValueError for a spec without codes."""
     if not isinstance(spec.visual, KVSpec):
         raise ValueError(f"true bits of a span need a KVSpec; got visual={spec.visual!r}")
+    layers = (spec.at_layer(layer) for layer in range(LAYERS))
+    return sum(_layer_bits(layer, tokens, channels) for layer in layers) / LAYERS
+
+
+def _layer_bits(spec: CacheSpec, tokens: int, channels: int) -> float:
     front = tokens if spec.background is None else math.ceil(spec.foreground * tokens)
     parts = [(spec.visual, front), (spec.background, tokens - front)]
     held = sum(

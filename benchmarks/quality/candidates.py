@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from duotone import CacheSpec, KVSpec, TensorSpec
+from duotone import CacheSpec, KVSpec, LayerRule, TensorSpec
 
 # Classes of channels (bits, share of channels); an integer: all channels in so many bits.
 Channels = tuple[tuple[int, float], ...] | int
@@ -24,22 +24,36 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """A candidate. share: of the tokens in front. energies, gains: of K and of V."""
+    """A candidate. share: of the tokens in front. energies, gains: of K and of V.
+
+    first: back of the first `layers` layers, if it is another one. Keys there are those of single
+    tokens, of which none stands out.
+    """
 
     front: Part
     back: Part
     share: float = 3 / 8
     energies: tuple[float, float] = (1.0, 1.5)
     gains: tuple[float | str, float | str] = ("fit", 1.0)
+    first: Part | None = None
+    layers: int = 1
 
     @property
     def spec(self) -> CacheSpec:
         """Spec with scales and middles of levels in 8 bits."""
-        front, back = (
-            KVSpec(*(self._tensor(x, i) for i, x in enumerate((part.key, part.value))))
-            for part in (self.front, self.back)
+        rules = ()
+        if self.first is not None:
+            rules = (LayerRule(0, self.layers, background=self._policy(self.first)),)
+        return CacheSpec(
+            visual=self._policy(self.front),
+            background=self._policy(self.back),
+            foreground=self.share,
+            ranges="run",
+            layers=rules,
         )
-        return CacheSpec(visual=front, background=back, foreground=self.share, ranges="run")
+
+    def _policy(self, part: Part) -> KVSpec:
+        return KVSpec(self._tensor(part.key, 0), self._tensor(part.value, 1))
 
     def _tensor(self, channels: Channels, which: int) -> TensorSpec:
         width = {"bits": channels} if isinstance(channels, int) else {"classes": channels}
@@ -64,40 +78,59 @@ BASE = {
     1: Parts(_FRONT_1, same(((2, 1 / 8), (1, 1 / 4)))),
     2: Parts(_FRONT_2, Part(((4, 1 / 8), (2, 3 / 8)), ((2, 1 / 2),))),
 }
-_HALF = same(((1, 1 / 2),))
+_SIGNS, _FEWER, _MORE = (same(((1, share),)) for share in (1 / 2, 3 / 8, 3 / 4))
 _ALL_1 = Part(((2, 1 / 4), (1, 3 / 4)), 1)
 _ALL_2 = Part(((2, 1 / 2), (1, 1 / 2)), ((2, 1 / 4), (1, 3 / 4)))
 _EVEN = Part(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4)))
+_OF_3 = replace(BASE[1], back=_SIGNS, share=0.3)
+_WITHOUT_ZEROS = replace(BASE[2], back=_ALL_1)
 
 CANDIDATES: dict[int, dict[str, Parts]] = {
     1: {
         "base": BASE[1],
-        "back signs": replace(BASE[1], back=_HALF),
-        "back signs, .3": replace(BASE[1], back=_HALF, share=0.3),
-        "back fewer signs, .36": replace(BASE[1], back=same(((1, 3 / 8),)), share=0.36),
         ".32": replace(BASE[1], share=0.32),
-        "front 2 bits, back signs, .3": Parts(same(2), _HALF, 0.3),
-        "front wider, back signs, 1/4": Parts(
-            Part(((4, 1 / 2), (2, 1 / 4)), ((4, 1 / 4), (2, 3 / 4))), _HALF, 1 / 4
+        ".3, first signs": replace(BASE[1], share=0.3, first=Part(1, BASE[1].back.value)),
+        "back signs, .3": _OF_3,
+        "back signs, .3, energies 0": replace(_OF_3, energies=(0.0, 0.0)),
+        "back signs, .3, V gain fit": replace(_OF_3, gains=("fit", "fit")),
+        "back signs, .3, K gain 1": replace(_OF_3, gains=(1.0, 1.0)),
+        "back signs, .28, first signs": replace(_OF_3, share=0.28, first=Part(1, _SIGNS.value)),
+        "back signs, .28, two first signs": replace(
+            _OF_3, share=0.28, first=Part(1, _SIGNS.value), layers=2
         ),
-        "energies 0": replace(BASE[1], energies=(0.0, 0.0)),
-        "energies 1/2": replace(BASE[1], energies=(0.5, 0.5)),
-        "V gain fit": replace(BASE[1], gains=("fit", "fit")),
-        "V gain 1.1": replace(BASE[1], gains=("fit", 1.1)),
-        "K gain 1": replace(BASE[1], gains=(1.0, 1.0)),
+        "back signs, .26, first 2 bits": replace(_OF_3, share=0.26, first=Part(2, _SIGNS.value)),
+        "back fewer signs, .36": replace(BASE[1], back=_FEWER, share=0.36),
+        "back fewer signs, .34, first signs": replace(
+            BASE[1], back=_FEWER, share=0.34, first=Part(1, _FEWER.value)
+        ),
+        "front 2 bits, back signs, .3": Parts(same(2), _SIGNS, 0.3),
+        "front K 2 bits, back more signs, .22": Parts(
+            Part(2, _FRONT_1.value), Part(_MORE.key, _SIGNS.value), 0.22
+        ),
+        "back more signs, .22": Parts(_FRONT_1, Part(_MORE.key, _SIGNS.value), 0.22),
+        "front 2 bits, back K 1 bit, .22": Parts(same(2), Part(1, ((1, 1 / 4),)), 0.22),
     },
     2: {
         "base": BASE[2],
-        "back without zeros": replace(BASE[2], back=_ALL_1),
+        "base, first 2 bits": replace(BASE[2], first=Part(2, 1)),
+        "back without zeros": _WITHOUT_ZEROS,
+        "back without zeros, first 2 bits": replace(_WITHOUT_ZEROS, first=Part(2, 1)),
+        "back without zeros, two first 2 bits": replace(_WITHOUT_ZEROS, first=Part(2, 1), layers=2),
+        "back without zeros, first 2 bits, energies 0": replace(
+            _WITHOUT_ZEROS, first=Part(2, 1), energies=(0.0, 0.0)
+        ),
+        "back without zeros, first 2 bits, V gain fit": replace(
+            _WITHOUT_ZEROS, first=Part(2, 1), gains=("fit", "fit")
+        ),
+        "back without zeros, first 2 bits, K gain 1": replace(
+            _WITHOUT_ZEROS, first=Part(2, 1), gains=(1.0, 1.0)
+        ),
         "back wider": replace(BASE[2], back=_ALL_2),
         "even, back wider": Parts(_EVEN, _ALL_2),
+        "even, back wider, first 2 bits": Parts(_EVEN, _ALL_2, first=same(2)),
+        "even, back 2 bits, 1/4": Parts(_EVEN, Part(2, _ALL_2.value), 1 / 4),
         "even, back without zeros, 1/2": Parts(_EVEN, _ALL_1, 1 / 2),
         "front 4 bits, back wider, 1/4": Parts(same(4), _ALL_2, 1 / 4),
-        "front 3 bits, back wider": Parts(Part(((4, 1 / 2), (2, 1 / 2)), 2), _ALL_2),
-        "back without zeros, energies 0": replace(BASE[2], back=_ALL_1, energies=(0.0, 0.0)),
-        "back without zeros, energies 1/2": replace(BASE[2], back=_ALL_1, energies=(0.5, 0.5)),
-        "back without zeros, V gain fit": replace(BASE[2], back=_ALL_1, gains=("fit", "fit")),
-        "back without zeros, K gain 1": replace(BASE[2], back=_ALL_1, gains=(1.0, 1.0)),
     },
     4: {"parts of 4 bits": Parts(same(4), same(4))},
 }

@@ -89,7 +89,8 @@ def report(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str, A
 
 def _scored(case: Case, chosen: str, bits: int) -> dict[str, Any]:
     """Rows of a case: the held-out choice, then all that are no candidates; by rising KL."""
-    names = [name for name in case.rows if name.endswith(f"@{bits}") and PREFIX not in name]
+    ends = (f"@{bits}", f"K{bits} V{bits}")
+    names = [name for name in case.rows if name.endswith(ends) and PREFIX not in name]
     least = min([chosen, *names], key=lambda name: case.rows[name]["kl"])
     scored = [
         {

@@ -9,7 +9,7 @@ from benchmarks.quality.bounds import span_bits, within_bounds
 from benchmarks.quality.candidates import CANDIDATES
 from benchmarks.quality.choose import Case
 from benchmarks.quality.zoo import candidates
-from duotone import CacheSpec, scheme
+from duotone import CacheSpec, KVSpec, LayerRule, TensorSpec, scheme
 
 BOLD, SAFE = "parts, bold@1", "parts, safe@1"
 PLAIN, OTHER = "min/max@1", "lloyd, one gain@1"
@@ -99,7 +99,10 @@ def test_bits_of_spans_have_bounds() -> None:
     known = candidates(1)
     assert set(known) == {f"parts, {name}@1" for name in CANDIDATES[1]}
     assert not within_bounds(scheme("duotone-parts", bits=1), 1)
-    assert span_bits(scheme("minmax", bits=1), 256) == 1.125
+    plain = scheme("minmax", bits=1)
+    assert span_bits(plain, 256) == 1.125
+    wider = KVSpec(TensorSpec(2), TensorSpec(2))
+    assert span_bits(plain.replace(layers=(LayerRule(0, 2, visual=wider),)), 256) == 1.125 + 1 / 4
     with pytest.raises(ValueError, match="need a KVSpec"):
         span_bits(CacheSpec(visual="dense"), 49)
     assert sum(within_bounds(spec, 1) for spec in known.values()) >= 3
