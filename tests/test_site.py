@@ -145,6 +145,11 @@ def test_a_picture_opens_by_itself() -> None:
     assert hooks.pictures_open(page) == "[![a b](img/c.png)](img/c.png)\nwords ![d](e.png)\n"
 
 
+def test_a_table_of_many_columns_is_wide() -> None:
+    assert hooks.is_wide("words\n\n| a | b | c | d | e | f |\n")
+    assert not hooks.is_wide("| a | b | c | d | e |\n`a | b | c | d | e | f | g`\n")
+
+
 def test_what_is_loaded_from_elsewhere_is_noticed() -> None:
     page = (
         '<a href="https://a.org"><script src=https://b.org/x></script><img alt="" src="//c.org/y">'

@@ -30,6 +30,9 @@ LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+
 POINT = re.compile(r"^(?P<line>(?![ |>#-]|\d+\. ).*\S.*)\n(?=(?:- |1\. )\S)", re.M)
 PICTURE = re.compile(r"^(?P<picture>!\[[^\]\n]*\]\((?P<file>[^()\s]+)\))$", re.M)
 FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
+ROW = re.compile(r"^\|.*\|$", re.M)
+# Columns of a table that needs the place of the table of contents.
+MANY_COLUMNS = 6
 LOADED = re.compile(
     r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)"
 )
@@ -119,6 +122,11 @@ def pictures_open(markdown: str) -> str:
     return PICTURE.sub(r"[\g<picture>](\g<file>)", markdown)
 
 
+def is_wide(markdown: str) -> bool:
+    """True for a page with a table of many columns."""
+    return any(row.count("|") > MANY_COLUMNS for row in ROW.findall(markdown))
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the files outside docs/."""
     from mkdocs.structure.files import File
@@ -134,8 +142,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links follow the files, and lists begin where they do on GitHub."""
+    """Let links follow the files, lists begin as on GitHub, and wide tables have their place."""
     here = in_repository(page.file.src_uri)
+    if is_wide(markdown):
+        page.meta["hide"] = ["toc"]
     return pictures_open(lists_apart(follow(markdown, here, titles(config.nav))))
 
 
