@@ -31,7 +31,10 @@ MADE_UP = {
     "tests/report/test_local.py": {"shown/__init__.py", "results/a.json"},
     "tests/test_flow_page.py": {"gone.py", "hf/gone.py"},
     "tests/test_circles.py": {"one.py", "two.py"},
-    "tests/test_site.py": {"docs/a.md", "gone.md", "one.md", "two.md"},
+    "tests/test_site.py": {
+        *("docs/a.md", "gone.md", "one.md", "two.md"),
+        *("notebooks/1-first-steps.md", "1-first-steps.md"),
+    },
     "tests/test_snippets.py": {"page.md"},
     "tests/test_words.py": {"KERNELS.md"},
 }
