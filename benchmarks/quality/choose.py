@@ -38,7 +38,7 @@ class Case:
     def of(cls, data: Mapping[str, Any]) -> "Case":
         """Return the case of a file."""
         plain, *rows = data["rows"]
-        by_name = {row["row"]: row for row in rows}
+        by_name = {row["row"]: row for row in rows if "failed" not in row}
         return cls(data["model"], data["stress"], plain["tokens"], by_name)
 
     def loss(self, row: str, bits: int) -> float:

@@ -177,9 +177,12 @@ class Sums:
     kl: list[Tensor] = field(default_factory=list)
     right: list[Tensor] = field(default_factory=list)
     bits: list[float] = field(default_factory=list)
+    failed: str = ""  # why there are no numbers
 
     def row(self, name: str, tokens: Tensor) -> dict[str, Any]:
         """Return a row of a file. tokens: of answers, by sequence."""
+        if self.failed:
+            return {"row": name, "failed": self.failed}
         sums = torch.cat(self.kl)
         kl, interval = ratio(sums, tokens)
         return {
@@ -201,7 +204,7 @@ def measure(
     """A row per spec, after one of 16 bit; kl_sums: over the answer's tokens, by sequence.
 
     seconds: no batch begins that would end later, but the first. All rows see the same batches.
-    impl: of `QuantizedCache`.
+    impl: of `QuantizedCache`. A row that fails has no numbers, and does not end the others.
     """
     found, right, tokens = {name: Sums() for name in rows}, [], []
     begun = time.monotonic()
@@ -213,7 +216,14 @@ def measure(
         right.append(exact.argmax(-1) == talk.truth)
         tokens.append(talk.sums(torch.ones(len(talk.sequences))))
         for name, spec in rows.items():
-            ours, bits = talk.read_by(spec, impl)
+            if found[name].failed:
+                continue
+            try:
+                ours, bits = talk.read_by(spec, impl)
+            except (RuntimeError, ValueError) as error:
+                found[name].failed = f"{type(error).__name__}: {error}"
+                print(f"{name}: {found[name].failed}", flush=True)
+                continue
             found[name].kl.append(talk.sums((exact.exp() * (exact - ours)).sum(-1)))
             found[name].right.append(ours.argmax(-1) == talk.truth)
             found[name].bits.append(bits)

@@ -18,6 +18,7 @@ from benchmarks.quality.zoo import (
     rivals,
     specs,
 )
+from duotone import LayerRule
 from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
 
@@ -69,12 +70,16 @@ def test_rivals_are_read_by_the_answers_at_their_bits(tmp_path: Path) -> None:
 
 
 def test_time_ends_batches_and_not_rows() -> None:
-    """One batch is measured whole even where there is no time."""
+    """One batch is measured whole even where there is no time, and where a row fails."""
     member = MEMBERS["llava"]
     batch = Feed("cpu", HELD_OUT, 1).next(replace(member.shapes[0], rows=1))
     talk = Conversation(member.build().eval(), batch)
-    plain, exact = measure([talk] * 3, {"exact": duotone.scheme("dense")}, seconds=0)
-    assert (len(plain["tokens"]), len(exact["kl_sums"])) == (1, 1)
+    plain = specs(1)["min/max@1"]
+    too_deep = plain.replace(layers=(LayerRule(90, visual=plain.visual),))
+    rows = {"too deep": too_deep, "exact": duotone.scheme("dense")}
+    first, refused, exact = measure([talk] * 3, rows, seconds=0)
+    assert (len(first["tokens"]), len(exact["kl_sums"])) == (1, 1)
+    assert refused["failed"].startswith("ValueError: rules must lie within 8 layers")
 
 
 def test_intervals_are_over_sequences() -> None:
