@@ -26,7 +26,7 @@ def quality_table(results: Sequence[Result]) -> str:
     return "\n\n".join(parts)
 
 
-# Rows and columns of docs/quantize.md.
+# Rows and columns of docs/mquant.md.
 SUMMARY = ("mquant-w4a8", "mquant-down-per-token-w4a8", "quarot-per-token-w4a8")
 SUMMARY += ("smoothquant-gptq-dynamic-w4a8", "awq-dynamic-w4a8", "static-msq-w4a8", "static-w4a8")
 SUMMARY += ("dynamic-w4a8", "rtn-w4a8", "mquant-w8a8", "rtn-w8a8", "w4a16-g128")
