@@ -17,6 +17,8 @@ REFUSED = {
     "too many bits": ((*SMALL, "--bits", "9"), "bits per channel must lie in [0.125, 4]"),
     "no bits": ((*SMALL, "--bits", "0"), "bits per channel must lie in [0.125, 4]"),
     "a task twice": ((*SMALL, "--task", "documents"), "tasks must have different names"),
+    "a text that is no file": (("--task", "nothing.txt"), "must be an existing file"),
+    "no tensors": (("--task", "nothing.safetensors"), "No such file or directory: nothing"),
     "another model without samples": (("some/model",), "must be named for 'some/model'"),
 }
 
@@ -58,6 +60,13 @@ def test_options_have_the_defaults_of_the_settings():
     shared = ours.keys() & options.keys()
     assert shared == {"bits", "foreground", "regularization", "group", "recent"}
     assert {name: options[name].default for name in shared} == {name: ours[name] for name in shared}
+
+
+def test_a_text_is_cut_for_the_model_and_its_prompts_counted(tmp_path):
+    (tmp_path / "story.txt").write_text("the cat sat on a mat. " * 200)
+    options = ("calibrate", "--task", tmp_path / "story.txt", "-n", "2", "--heldout", "0")
+    refused = error_of(*options, "--context", "300", "--device", "cpu", "-o", tmp_path / "mine")
+    assert "bases of 'duotone-tiny' are of its visual tokens, got 2 prompts" in refused
 
 
 def test_without_held_out_samples_nothing_is_compared(tmp_path):

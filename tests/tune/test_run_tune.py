@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import duotone
+from duotone.inference.encoded import EncodedPrompts, TextFile
 from duotone.loading import Loaded
 from duotone.tasks import get_task
 from duotone.tune import TuneSettings, make_job, make_report, write_report
+from duotone.tune.answered import Answered
 from tiny_text import LetterTokenizer, text_model
 
 pytest.importorskip("optuna")
@@ -75,3 +77,43 @@ def test_a_preset_takes_the_place_of_a_worse_choice(tmp_path, monkeypatch):
     names = {f.name for f in write_report(asked, job.out, plot=False)}
     assert "found.json" not in names
     assert not (job.out / "found.json").exists()
+
+
+def job_on(tmp_path, task, budget, **settings):
+    loaded = Loaded("words", text_model().bfloat16(), LetterTokenizer())
+    sizes = {"samples": 2, "heldout": 2, "batch_size": 2}
+    return make_job(
+        loaded, [task], TuneSettings(budget_bits=budget, **sizes, **settings), tmp_path / "out"
+    )
+
+
+def test_a_text_model_is_tuned_on_visual_embeddings(tmp_path):
+    prompts = []
+    for seed in range(4):
+        x = 0.4 * torch.randn(80, 32, generator=torch.Generator().manual_seed(seed))
+        prompts.append({"inputs_embeds": x, "visual_mask": (torch.arange(80) % 80) < 64})
+    job = job_on(tmp_path, EncodedPrompts("embeds", tuple(prompts), 5), 3.0)
+    assert (job.of, job.counts.visual, job.counts.all_pictured) == ("visual", 64, True)
+    tuned = job.search(trials=2)
+    report = make_report(job, tuned)
+    assert report["verdict"]["found"]["packed"] > 0.5
+    assert report["scores"] == {}
+    assert report["settings"]["tasks"][0]["heldout_samples"] == 2
+
+
+def test_a_text_file_is_tuned_on(tmp_path):
+    draw = torch.randint(0, 26, (1300,), generator=torch.Generator().manual_seed(0))
+    text = "".join(chr(97 + int(i)) for i in draw)
+    job = job_on(tmp_path, TextFile("story", text, context=300), 9.0)
+    assert (job.of, job.counts.text) == ("cache", 300)
+    assert job.search(trials=1).chosen.outcome.packed > 0.3
+
+
+def test_a_family_that_cannot_read_on_is_measured_token_by_token(tmp_path, monkeypatch):
+    monkeypatch.setattr("duotone.tune.batches.can_prefill", lambda *_: False)
+    job = job_of(tmp_path, 150, 16.0)
+    batches = job.prefilled(job.encoded, "16-bit answers")
+    assert isinstance(batches["words"][0], Answered)
+    outcome = job.meter(batches).outcome(duotone.scheme("kivi").replace(recent=32))
+    assert outcome.packed > 0.5
+    assert not outcome.unproved

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import duotone
 from duotone import CacheSpec
-from duotone.hf.model.facts import ModelFacts, model_facts
+from duotone.hf.model.facts import ModelFacts
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
 from duotone.quant.bases import Bases, Reference
@@ -21,7 +21,7 @@ from duotone.tune.seeds import fits
 from duotone.tune.trials import Lost, Meter, Rival, mean
 from duotone.tune.verdict import Verdict, verdict
 
-from .moments import CalibrationBatch
+from .moments import CalibrationBatch, facts_of
 
 CALIBRATED = "calibrated"
 # Presets that need no data, and their bits. Those that are planned to take more than `NEAR` times
@@ -55,7 +55,7 @@ def compare(
     kept whatever was measured. progress: called with (done, total) batches and specs.
     Errors: ValueError where the samples prove nothing of the calibrated spec.
     """
-    facts = model_facts(loaded.model)
+    facts = facts_of(loaded.model, [batch for _, batch in _flat(heldout)])
     encoded = [batch.tensors for batches in heldout.values() for batch in batches]
     counts = prompt_counts(loaded, encoded)
     total = len(encoded) + 1

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from duotone.evaluate.loader import encoded_task
-from duotone.loading import Loaded, visual_mask
+from duotone.inference.batch import visual_of
+from duotone.inference.encoded import EncodedPrompts, TextFile, encoded_if_text
+from duotone.loading import Loaded
 from duotone.tasks import Task
-from duotone.tune.samples import HELD_OUT, split_task
+from duotone.tune.samples import HELD_OUT, AnyTask, split_task
 
 from .moments import CalibrationBatch
 
@@ -35,8 +37,10 @@ def digest(batches: Sequence[dict[str, torch.Tensor]]) -> str:
     """Digest of the prompts' token ids and pixels, independent of padding and batch size."""
     found = hashlib.sha256()
     for batch in batches:
-        for ids, real in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True):
-            found.update(ids[real].numpy().tobytes() + b"|")
+        tokens = batch["input_ids" if "input_ids" in batch else "inputs_embeds"]
+        for row, real in zip(tokens, batch["attention_mask"].bool(), strict=True):
+            content = row[real] if row.dim() == 1 else row[real].float()
+            found.update(content.contiguous().numpy().tobytes() + b"|")
     pixels = [batch[name] for batch in batches for name in sorted(batch) if "pixel" in name]
     for tensor in pixels:
         found.update(tensor.contiguous().numpy().tobytes())
@@ -44,7 +48,11 @@ def digest(batches: Sequence[dict[str, torch.Tensor]]) -> str:
 
 
 def calibration_data(
-    loaded: Loaded, tasks: Sequence[Task], samples: int, batch_size: int = 4, heldout: int = 0
+    loaded: Loaded,
+    tasks: Sequence[Task | EncodedPrompts | TextFile],
+    samples: int,
+    batch_size: int = 4,
+    heldout: int = 0,
 ) -> CalibrationData:
     """The first samples of every task's calibration split; a file has one split only.
 
@@ -53,6 +61,7 @@ def calibration_data(
     Errors: ValueError where a task has fewer samples, or where a multimodal model would see no
     visual token to calibrate.
     """
+    tasks = [encoded_if_text(loaded, task) for task in tasks]
     for task in tasks:
         task.check_samples(samples)
     parts = [split_task(task, samples, heldout) for task in tasks] if heldout else []
@@ -78,15 +87,15 @@ def calibration_data(
     return CalibrationData(batches, sources, kept)
 
 
-def _batches(encoded: Sequence[dict[str, torch.Tensor]], task: Task) -> list[CalibrationBatch]:
+def _batches(encoded: Sequence[dict[str, torch.Tensor]], task: AnyTask) -> list[CalibrationBatch]:
     return [CalibrationBatch(tensors, task.max_new_tokens) for tensors in encoded]
 
 
 def _check_visual(loaded: Loaded, batches: Sequence[CalibrationBatch]) -> None:
-    ids = [batch.tensors["input_ids"] for batch in batches]
-    seen = any(bool(visual_mask(loaded.model.config, i).any()) for i in ids)
-    if loaded.takes_images and not seen:
+    masks = [visual_of(loaded.model.config, batch.tensors) for batch in batches]
+    prompts = sum(map(len, masks))
+    if loaded.takes_images and not any(bool(mask.any()) for mask in masks):
         raise ValueError(
-            f"bases of {loaded.name!r} are of its visual tokens, got {sum(map(len, ids))} prompts "
+            f"bases of {loaded.name!r} are of its visual tokens, got {prompts} prompts "
             "without any; give a task with pictures, e.g. --task captions"
         )

@@ -6,7 +6,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from duotone.hf.model.facts import ModelFacts, model_facts
+from duotone.hf.model.facts import ModelFacts
 from duotone.hf.recording import recording
 from duotone.inference.batch import end_token_ids, generate, make_cache, prepare
+from duotone.tune.batches import facts_of as facts_of_encoded
 
 from .places import Places, places_of
 
@@ -27,10 +28,19 @@ Sums = Float[Tensor, "kv_heads head_dim head_dim"]
 
 @dataclass(frozen=True)
 class CalibrationBatch:
-    """Encoded prompts, and how many tokens their answers may have."""
+    """Encoded prompts, and how many tokens their answers may have.
+
+    tensors: as the model's processor makes them, left-padded; or inputs_embeds [B, tokens, hidden]
+    and attention_mask, with visual_mask [B, tokens], True at visual tokens, if there are any.
+    """
 
     tensors: dict[str, Tensor]
     answer_tokens: int
+
+
+def facts_of(model: Any, batches: Sequence[CalibrationBatch]) -> ModelFacts:
+    """Facts of a model that reads these batches, which may say by a mask what is visual."""
+    return facts_of_encoded(model, [batch.tensors for batch in batches])
 
 
 @dataclass
@@ -187,7 +197,7 @@ def _answer(model: Any, given: CalibrationBatch, recorder: Recorder, group: int)
 
 def gather_moments(
     model: Any,
-    batches: Iterable[CalibrationBatch],
+    batches: Sequence[CalibrationBatch],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
 ) -> list[LayerMoments]:
@@ -195,7 +205,7 @@ def gather_moments(
 
     group: tokens per span of a text model. progress: called with the batches done.
     """
-    recorder = Recorder(model_facts(model))
+    recorder = Recorder(facts_of(model, batches))
     for number, given in enumerate(batches, start=1):
         _answer(model, given, recorder, group)
         if progress:

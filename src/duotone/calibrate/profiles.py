@@ -7,7 +7,7 @@ background.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from duotone.cache.blocks import BlockTable
 from duotone.cache.ragged import select
 from duotone.cache.saliency import saliency_order
-from duotone.hf.model.facts import ModelFacts, model_facts
+from duotone.hf.model.facts import ModelFacts
 from duotone.hf.recording import recording
 from duotone.inference.batch import generate, make_cache, prepare
 from duotone.quant.bases import Bases
 
-from .moments import CalibrationBatch
+from .moments import CalibrationBatch, facts_of
 from .places import Places, places_of
 from .transform import Name
 
@@ -129,7 +129,7 @@ class ProfileRecorder:
 @torch.inference_mode()
 def gather_profiles(
     model: Any,
-    batches: Iterable[CalibrationBatch],
+    batches: Sequence[CalibrationBatch],
     bases: Bases,
     shares: Mapping[str, float],
     group: int = 128,
@@ -140,7 +140,7 @@ def gather_profiles(
     bases: of this model. shares: {part: share of a span's tokens}, from the front. group: tokens
     per span of a text model. progress: called with the batches done.
     """
-    recorder = ProfileRecorder(model_facts(model), bases, shares)
+    recorder = ProfileRecorder(facts_of(model, batches), bases, shares)
     with recording(model, recorder.record):
         for number, given in enumerate(batches, start=1):
             batch = prepare(model, given.tensors)

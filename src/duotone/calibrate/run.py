@@ -19,7 +19,7 @@ from duotone.quant.layer_rules import layer_rules
 from duotone.report.provenance import stamp
 
 from .lengths import check_lengths
-from .moments import CalibrationBatch, LayerMoments, gather_moments
+from .moments import CalibrationBatch, LayerMoments, facts_of, gather_moments
 from .profiles import gather_profiles
 from .settings import TENSOR_WEIGHTS, Settings, part_weights
 from .transform import Classes, Name, allocate, expected_error, klt
@@ -47,7 +47,7 @@ def calibrate(
     """
     settings = settings or Settings()
     learned = learn(loaded, batches, settings, data=data, progress=progress)
-    facts = model_facts(loaded.model)
+    facts = facts_of(loaded.model, batches)
     classes = learned.widths(settings)
     spec = spec_with(facts, classes, file, settings)
     check_spec(facts, spec)
@@ -86,9 +86,9 @@ def learn(
 
     Bases come from the first pass over the batches, spectra from the second.
     """
-    model, facts = loaded.model, model_facts(loaded.model)
-    check_no_states(facts, "calibration")
-    settings.check(facts.shape.head_dim)
+    model = loaded.model
+    check_settings(model, settings)
+    facts = facts_of(model, batches)
     check_lengths(batches, facts, settings)
     first, second = (_passing(number, len(batches), progress) for number in range(PASSES))
     moments = gather_moments(model, batches, settings.group, first)
@@ -99,6 +99,14 @@ def learn(
     variances = gather_profiles(model, batches, bases, shares, settings.group, second)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(variances.items())}
     return Learned(moments, bases, units, shares, spectra)
+
+
+def check_settings(model: Any, settings: Settings) -> None:
+    """Raise ValueError for a model or settings that do not fit, whatever the samples are."""
+    # Which tokens are visual is the samples' business.
+    facts = model_facts(model, visual_mask=torch.zeros(1, 1, dtype=torch.bool))
+    check_no_states(facts, "calibration")
+    settings.check(facts.shape.head_dim)
 
 
 def _passing(

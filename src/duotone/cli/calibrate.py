@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
+    ContextOption,
+    DataOption,
     DeviceOption,
     JsonOption,
     ModelArgument,
     SamplesOption,
-    TasksOption,
     print_json,
     progress_bar,
     user_errors,
@@ -24,7 +25,7 @@ HELD_OUT = 8
 @user_errors
 def command(
     model: ModelArgument = None,
-    task: TasksOption = None,
+    task: DataOption = None,
     samples: SamplesOption = 16,
     heldout: Annotated[
         int | None,
@@ -63,6 +64,7 @@ def command(
     keep_found: Annotated[
         bool, typer.Option(help="Write the calibrated spec, also where a preset is better.")
     ] = False,
+    context: ContextOption = 1024,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -90,7 +92,7 @@ def command(
     from duotone.calibrate import Settings, calibrate, check_files, compare, write
 
     settings = Settings(bits, regularization, foreground or None, group, recent)
-    tasks = sampled_tasks(task, model, samples)
+    tasks = sampled_tasks(task, model, samples, context)
     files = check_files(out)
     sizes = {"samples": samples, "batch_size": batch_size}
     sizes["heldout"] = max(3, HELD_OUT // len(tasks)) if heldout is None else heldout

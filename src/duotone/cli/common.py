@@ -42,6 +42,17 @@ TasksOption = Annotated[
         show_default="the embedded tasks",
     ),
 ]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task",
+        "-t",
+        help="captions, documents, sequences; a .jsonl file of your own, a .txt file, or a "
+        ".safetensors file of embeddings; repeat for more.",
+        show_default="the embedded tasks",
+    ),
+]
+ContextOption = Annotated[int, typer.Option(min=1, help="Tokens of a stretch of a .txt file.")]
 SamplesOption = Annotated[int, typer.Option("--samples", "-n", help="Per task.")]
 SchemeOption = Annotated[
     str | None,

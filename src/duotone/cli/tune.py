@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
+    ContextOption,
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -26,8 +27,8 @@ def command(
     task: Annotated[
         list[str] | None,
         typer.Argument(
-            help="captions, documents, sequences, or .jsonl files of your own; the spec is good "
-            "for all of them together.",
+            help="captions, documents, sequences, or files of your own: .jsonl, .txt, or "
+            ".safetensors of embeddings; the spec is good for all of them together.",
             show_default="the embedded tasks",
         ),
     ] = None,
@@ -63,6 +64,7 @@ def command(
         Path, typer.Option(help="New folder; one of an earlier search goes on with it.")
     ] = Path("tuned"),
     model: ModelOption = None,
+    context: ContextOption = 1024,
     batch_size: Annotated[int, typer.Option()] = 8,
     scores: Annotated[
         bool, typer.Option(help="Also generate held-out answers with a few specs.")
@@ -106,7 +108,7 @@ def command(
         ceiling=ceiling,
         sampler=sampler,
     )
-    tasks = named_tasks(task, model)
+    tasks = named_tasks(task, model, context)
     _check_packages(tasks, scores)
     if minutes is None and trials is None:
         minutes = DEFAULT_MINUTES
@@ -132,11 +134,13 @@ def _check_plot(plot: bool) -> None:
 
 def _check_packages(tasks: list[Any], scores: bool) -> None:
     """Raise ImportError for a package that the search or its held-out answers lack."""
+    from duotone.tasks import Task
     from duotone.tune.search import need_optuna
 
     need_optuna()
     for task in tasks if scores else ():
-        task.check_metrics()
+        if isinstance(task, Task):
+            task.check_metrics()
 
 
 def _show(report: dict[str, Any], files: list[Path]) -> None:

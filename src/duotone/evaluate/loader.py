@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from duotone.inference.batch import encode
+from duotone.inference.encoded import EncodedPrompts
 from duotone.inference.prompts import encode_text
 from duotone.loading import Loaded
 from duotone.tasks import Example, Task
@@ -76,12 +77,25 @@ def default_workers(device: torch.device) -> int:
 
 
 def encoded_task(
-    loaded: Loaded, task: Task, split: str, samples: int, batch_size: int
+    loaded: Loaded, task: Task | EncodedPrompts, split: str, samples: int, batch_size: int
 ) -> list[tuple[list[Example], dict[str, torch.Tensor]]]:
-    """All batches of a task's first samples, encoded for a model."""
+    """All batches of a task's first samples, encoded for a model.
+
+    Prompts that are tensors already have examples of nothing but a name.
+    """
+    if isinstance(task, EncodedPrompts):
+        numbers = iter(range(samples))
+        return [
+            ([_nameless(next(numbers)) for _ in batch["attention_mask"]], batch)
+            for batch in task.batches(samples, batch_size)
+        ]
     encoder = Encoder(loaded.processor, loaded.takes_images)
     workers = default_workers(loaded.model.device)
     return list(load_batches(task, encoder, split, samples, batch_size, workers))
+
+
+def _nameless(number: int) -> Example:
+    return Example(f"prompt-{number}", (), "", ())
 
 
 def load_batches(

@@ -4,7 +4,7 @@ The same prepared batch goes through many caches, so the vision tower, which doe
 cache, runs once. This file knows nothing about tasks, scores or files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -92,15 +92,29 @@ def prepare(
 ) -> Batch:
     """Move an encoded batch to the model and, where the family allows, encode its pictures.
 
+    An encoded batch may have embeddings [B, T, hidden] in place of ids, and a visual_mask [B, T]
+    where the ids do not say which tokens are visual.
     seen: keeps the features for the next call with the same model.
     """
     inputs = {name: tensor.to(model.device) for name, tensor in encoded.items()}
-    ids = inputs["input_ids"]
-    visual, attention_mask = visual_mask(model.config, ids), inputs["attention_mask"]
+    visual, attention_mask = visual_of(model.config, inputs), inputs["attention_mask"]
+    inputs.pop("visual_mask", None)
+    if "inputs_embeds" in inputs:
+        inputs["inputs_embeds"] = inputs["inputs_embeds"].to(model.dtype)
+        return Batch(inputs, visual, attention_mask)
     if model.config.model_type in EMBEDDABLE_FAMILIES:
         embeds = _embed(model, inputs, visual, seen or SeenPictures())
         inputs = {"inputs_embeds": embeds, "attention_mask": attention_mask}
     return Batch(inputs, visual, attention_mask)
+
+
+def visual_of(config: Any, encoded: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """[B, T] True at visual tokens of an encoded batch, by its own mask or by its ids."""
+    if "visual_mask" in encoded:
+        return encoded["visual_mask"].bool()
+    if "input_ids" in encoded:
+        return visual_mask(config, encoded["input_ids"])
+    return torch.zeros_like(encoded["attention_mask"], dtype=torch.bool)
 
 
 def make_cache(model: Any, spec: Any, batch: Batch, impl: str = "auto") -> Any:

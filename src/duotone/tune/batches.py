@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from duotone.inference.batch import prepare
-from duotone.loading import Loaded, visual_mask
+from duotone.hf.model.facts import ModelFacts, model_facts, with_visual
+from duotone.inference.batch import prepare, visual_of
+from duotone.loading import Loaded
 
 from .answered import answer
 from .objective import Ready
@@ -29,11 +30,18 @@ def prompt_counts(loaded: Loaded, encoded: Sequence[dict[str, torch.Tensor]]) ->
     """Count the tokens of encoded batches."""
     visual, real = [], []
     for batch in encoded:
-        ids, mask = batch["input_ids"], batch["attention_mask"].bool()
-        visual += visual_mask(loaded.model.config, ids).sum(1).tolist()
+        mask = batch["attention_mask"].bool()
+        visual += visual_of(loaded.model.config, batch).sum(1).tolist()
         real += mask.sum(1).tolist()
     mean_visual = sum(visual) // len(visual)
     return PromptCounts(mean_visual, sum(real) // len(real) - mean_visual, min(visual) > 0)
+
+
+def facts_of(model: Any, encoded: Sequence[Mapping[str, torch.Tensor]]) -> ModelFacts:
+    """Facts of a model that reads these batches, which may say by a mask what is visual."""
+    masks = [batch["visual_mask"] for batch in encoded if "visual_mask" in batch]
+    mask = next((one for one in masks if one.any()), next(iter(masks), None))
+    return with_visual(model_facts(model, visual_mask=mask), mask)
 
 
 def ready(model: Any, encoded: dict[str, torch.Tensor], max_new_tokens: int) -> Ready:

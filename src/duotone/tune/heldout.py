@@ -8,6 +8,7 @@ from typing import Any
 from duotone import CacheSpec
 from duotone.evaluate import evaluate
 from duotone.evaluate.forcing import forced_scores
+from duotone.tasks import Task
 from duotone.tasks.metrics import confidence_interval, paired_difference
 
 from .objective import Measured
@@ -66,7 +67,9 @@ def task_scores(
 ) -> dict[str, Any]:
     """{task: {"headline", "schemes": {label: {metric: interval}}}} of generated answers."""
     scores = {}
-    for count, part in enumerate(parts, start=1):
+    # Prompts that are tensors have no accepted answers.
+    scored = [part for part in parts if isinstance(part.heldout, Task)]
+    for count, part in enumerate(scored, start=1):
         task = part.heldout
         results = evaluate(
             loaded.model,
@@ -80,5 +83,5 @@ def task_scores(
         metrics = {label: result["metrics"] for label, result in results.items()}
         scores[task.name] = {"headline": task.headline, "schemes": metrics}
         if progress:
-            progress(count, len(parts))
+            progress(count, len(scored))
     return scores

@@ -12,13 +12,14 @@ from typing import Any
 from duotone import CacheSpec
 from duotone.evaluate.loader import encoded_task
 from duotone.evaluate.records import describe
-from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec
+from duotone.inference.encoded import EncodedPrompts, TextFile, encoded_if_text
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
 from duotone.report.provenance import device_name, stamp
 from duotone.tasks import Task
 
-from .batches import PromptCounts, prompt_counts, ready
+from .batches import PromptCounts, facts_of, prompt_counts, ready
 from .bits import BitsOf
 from .build import spec_of
 from .front import best_within
@@ -69,11 +70,11 @@ class Job:
 
     def __post_init__(self) -> None:
         need_optuna()
-        self.facts: ModelFacts = model_facts(self.loaded.model)
-        check_no_states(self.facts, "a search")
         size = self.settings.batch_size
         self.encoded = {p.search.name: self.encode(p.search, size) for p in self.parts}
         everything = [batch for batches in self.encoded.values() for batch in batches]
+        self.facts: ModelFacts = facts_of(self.loaded.model, everything)
+        check_no_states(self.facts, "a search")
         self.counts: PromptCounts = prompt_counts(self.loaded, everything)
         self.of: BitsOf = self._bits_of()
         spans = self.counts.all_pictured
@@ -263,7 +264,7 @@ class Job:
 
 def make_job(
     loaded: Loaded,
-    tasks: Sequence[Task],
+    tasks: Sequence[Task | EncodedPrompts | TextFile],
     settings: TuneSettings,
     out: str | Path,
     progress: Progress | None = None,
@@ -273,5 +274,6 @@ def make_job(
     Errors: ValueError for too few samples, a budget out of reach, a folder of another search, or a
     model that cannot be tuned. ImportError without Optuna.
     """
+    tasks = [encoded_if_text(loaded, task) for task in tasks]
     parts = [split_task(task, settings.samples, settings.heldout) for task in tasks]
     return Job(loaded, parts, settings, Path(out), progress or _silent)

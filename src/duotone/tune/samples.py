@@ -9,12 +9,14 @@ later rows that share no picture with the first (no question, where there are no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from duotone.inference.encoded import EncodedPrompts
 from duotone.tasks import Example, Task
 
+AnyTask = Task | EncodedPrompts
 SEARCH, HELD_OUT = "calibration", "heldout"
 
 
@@ -38,8 +40,8 @@ class Parts:
     evidence: that they are disjoint, JSON-safe; digests are of the samples' keys.
     """
 
-    search: Task
-    heldout: Task
+    search: AnyTask
+    heldout: AnyTask
     evidence: dict[str, Any]
 
 
@@ -54,7 +56,9 @@ def content_key(example: Example) -> str:
     return digest.hexdigest()[:16]
 
 
-def _part(task: Task, split: str, indices: Sequence[int]) -> Task:
+def _part(task: AnyTask, split: str, indices: Sequence[int]) -> AnyTask:
+    if isinstance(task, EncodedPrompts):
+        return task.part(indices)
     source = Picked(task.source, split, tuple(indices))
     return replace(task, source=source, size=len(indices))
 
@@ -63,7 +67,7 @@ def _digest(keys: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
 
 
-def split_task(task: Task, search: int, heldout: int) -> Parts:
+def split_task(task: AnyTask, search: int, heldout: int) -> Parts:
     """`search` samples to search on and `heldout` disjoint ones to report on.
 
     Errors: ValueError where the task has too few, or where the parts are not disjoint.
@@ -73,7 +77,10 @@ def split_task(task: Task, search: int, heldout: int) -> Parts:
             f"both parts need at least one sample, got {search} to search on and {heldout} held "
             "out; see --samples and --heldout"
         )
-    picked = _by_split if task.size is None else _by_content
+    if isinstance(task, EncodedPrompts):
+        picked = _by_key
+    else:
+        picked = _by_split if task.size is None else _by_content
     first, second, keys, splits, rule = picked(task, search, heldout)
     common = set(keys[0]) & set(keys[1])
     if common:
@@ -104,15 +111,26 @@ def _by_split(task: Task, search: int, heldout: int):
 
 def _by_content(task: Task, search: int, heldout: int):
     """The first rows, and later rows with other pictures."""
+    keys = lambda i: content_key(task.example(i, HELD_OUT))  # noqa: E731
+    return _by_keys(task, keys, search, heldout)
+
+
+def _by_key(task: EncodedPrompts, search: int, heldout: int):
+    """The first prompts, and later ones with other visual tokens."""
+    return _by_keys(task, task.key, search, heldout)
+
+
+def _by_keys(task: AnyTask, key_of: Callable[[int], str], search: int, heldout: int):
+    """The first rows, and later rows with other keys."""
     if task.size < search + heldout:
         raise ValueError(
             f"{task.name!r} must have at least {search + heldout} samples, {search} to search on "
             f"and {heldout} held out, got {task.size}; give more, or lower --samples and --heldout"
         )
-    keys = [content_key(task.example(i, HELD_OUT)) for i in range(search)]
+    keys = [key_of(i) for i in range(search)]
     rows, others = [], []
     for i in range(search, task.size):
-        key = content_key(task.example(i, HELD_OUT)) if len(rows) < heldout else ""
+        key = key_of(i) if len(rows) < heldout else ""
         if key and key not in set(keys):
             rows.append(i)
             others.append(key)

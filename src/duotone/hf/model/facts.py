@@ -6,7 +6,7 @@ by name, before any work is done.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -273,6 +273,12 @@ def model_facts(
         crosses=numbers_of(kinds, CROSS_TYPE),
         softcap=getattr(text, "attn_logit_softcapping", None),
     )
+
+
+def with_visual(facts: ModelFacts, visual_mask: Tensor | None) -> ModelFacts:
+    """Facts of a model whose caller calls some tokens visual, though its config has no ids."""
+    given = visual_mask is not None and bool(visual_mask.any())
+    return replace(facts, takes_pictures=True) if given and not facts.attends_across else facts
 
 
 def _unknown_places(name: str) -> ValueError:

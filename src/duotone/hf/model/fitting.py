@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from duotone.hf.model.calibrated import check_bases
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys
-from duotone.hf.model.facts import ModelFacts, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, check_spec, model_facts, with_visual
 from duotone.hf.model.support import check_window
 from duotone.quant import CacheSpec
 
@@ -31,7 +31,7 @@ def fitting_facts(
     facts = checked_facts(model, visual_mask)
     # First: another model's bases explain why nothing else fits.
     check_bases(model, facts, spec)
-    check_spec(facts, spec)
+    check_spec(with_visual(facts, visual_mask), spec)
     warn_of_extreme_keys(model, facts, spec)
     return facts
 
