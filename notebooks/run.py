@@ -1,5 +1,7 @@
 """Runner of notebooks without Jupyter: `python -m notebooks.run` runs all, stores their outputs.
 
+`python -m notebooks.run --check` stores nothing, and fails where outputs are of other kinds.
+
 Cells run in order in one namespace, in a new folder. Printed text and a last expression are
 outputs, pictures of Pillow as PNG. Nothing else of IPython is here: notebooks use plain Python.
 """
@@ -68,14 +70,28 @@ def _data(value: Any) -> dict[str, Any]:
     return {"image/png": encoded, "text/plain": [f"<picture of {value.width} x {value.height}>"]}
 
 
+def kinds(notebook: dict[str, Any]) -> list[list[list[str]]]:
+    """Kinds of outputs of each cell: text that is printed, pictures, values."""
+    return [
+        [sorted(output.get("data", [output["output_type"]])) for output in cell["outputs"]]
+        for cell in code_cells(notebook)
+    ]
+
+
 def main() -> None:
     """Run the notebooks named, or all, and write their outputs into them."""
-    for path in [Path(name) for name in sys.argv[1:]] or NOTEBOOKS:
+    names = sys.argv[1:]
+    check = "--check" in names
+    for path in [Path(name) for name in names if name != "--check"] or NOTEBOOKS:
         notebook = json.loads(path.read_text(encoding="utf-8"))
+        stored = kinds(notebook)
         with tempfile.TemporaryDirectory() as folder:
             run(notebook, path.name, Path(folder))
-        text = json.dumps(notebook, indent=1, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        if not check:
+            text = json.dumps(notebook, indent=1, ensure_ascii=False)
+            path.write_text(text + "\n", encoding="utf-8")
+        elif kinds(notebook) != stored:
+            sys.exit(f"{path.name}: outputs are of other kinds than those stored; run it anew")
         print(f"{path.name}: {os.path.getsize(path) / 1e3:.0f} kB")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from notebooks.run import NOTEBOOKS, code_cells, run
+from notebooks.run import NOTEBOOKS, code_cells, kinds, main, run
 
 SLOW = {"3-your-own-pictures.ipynb", "4-a-scheme-of-your-own.ipynb"}
 LARGEST_BYTES = 100_000
@@ -22,14 +22,6 @@ def cases():
     assert {path.name for path in NOTEBOOKS} > SLOW
     marks = {name: [pytest.mark.slow] for name in SLOW}
     return [pytest.param(p, marks=marks.get(p.name, []), id=p.stem) for p in NOTEBOOKS]
-
-
-def kinds(notebook):
-    """Kinds of outputs of each cell: text that is printed, pictures, values."""
-    return [
-        [sorted(output.get("data", [output["output_type"]])) for output in cell["outputs"]]
-        for cell in code_cells(notebook)
-    ]
 
 
 @pytest.mark.parametrize("path", cases())
@@ -83,3 +75,18 @@ def test_a_cell_that_fails_is_named(tmp_path):
         run(cells("x = 1", "x / 0"), "made.ipynb", tmp_path)
     assert error.value.__notes__ == ["in code cell 2 of made.ipynb"]
     assert Path.cwd() == before
+
+
+def test_a_check_stores_nothing_and_notices_other_outputs(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "made.ipynb"
+    path.write_text(json.dumps(cells("1 + 1")))
+    before = path.read_text()
+    monkeypatch.setattr("sys.argv", ["run", "--check", str(path)])
+    with pytest.raises(SystemExit, match="outputs are of other kinds"):
+        main()
+    assert path.read_text() == before
+    monkeypatch.setattr("sys.argv", ["run", str(path)])
+    main()
+    monkeypatch.setattr("sys.argv", ["run", "--check", str(path)])
+    main()
+    assert "2" in read(path)["cells"][1]["outputs"][0]["data"]["text/plain"]
