@@ -26,27 +26,27 @@ class Part:
 class Parts:
     """A candidate. share: of the tokens in front. energies, gains: of K and of V.
 
-    first: back of the first `layers` layers, if it is another one. Keys there are those of single
-    tokens, of which none stands out.
+    back: None for spans in one part. first: back of the first layer, if it is another one: its keys
+    are those of single tokens, of which none stands out.
     """
 
     front: Part
-    back: Part
+    back: Part | None = None
     share: float = 3 / 8
     energies: tuple[float, float] = (1.0, 1.5)
-    gains: tuple[float | str, float | str] = ("fit", 1.0)
+    gains: tuple[float | str, float | str] = ("fit", "fit")
     first: Part | None = None
-    layers: int = 1
+    levels: str = "lloyd"
 
     @property
     def spec(self) -> CacheSpec:
         """Spec with scales and middles of levels in 8 bits."""
         rules = ()
         if self.first is not None:
-            rules = (LayerRule(0, self.layers, background=self._policy(self.first)),)
+            rules = (LayerRule(0, 1, background=self._policy(self.first)),)
         return CacheSpec(
             visual=self._policy(self.front),
-            background=self._policy(self.back),
+            background=None if self.back is None else self._policy(self.back),
             foreground=self.share,
             ranges="run",
             layers=rules,
@@ -59,7 +59,7 @@ class Parts:
         width = {"bits": channels} if isinstance(channels, int) else {"classes": channels}
         return TensorSpec(
             **width,
-            levels="lloyd",
+            levels=self.levels,
             energy=self.energies[which],
             gain=self.gains[which],
             param_dtype="float8",
@@ -73,64 +73,61 @@ def same(channels: Channels) -> Part:
 
 _FRONT_1 = Part(((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)))
 _FRONT_2 = Part(((4, 3 / 4), (2, 1 / 4)), ((4, 1 / 2), (2, 1 / 2)))
-# By bits: the preset of before.
-BASE = {
-    1: Parts(_FRONT_1, same(((2, 1 / 8), (1, 1 / 4)))),
-    2: Parts(_FRONT_2, Part(((4, 1 / 8), (2, 3 / 8)), ((2, 1 / 2),))),
-}
 _SIGNS, _FEWER, _MORE = (same(((1, share),)) for share in (1 / 2, 3 / 8, 3 / 4))
 _ALL_1 = Part(((2, 1 / 4), (1, 3 / 4)), 1)
 _ALL_2 = Part(((2, 1 / 2), (1, 1 / 2)), ((2, 1 / 4), (1, 3 / 4)))
 _EVEN = Part(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4)))
-_OF_3 = replace(BASE[1], back=_SIGNS, share=0.3)
-_WITHOUT_ZEROS = replace(BASE[2], back=_ALL_1)
+# By bits: the preset of before.
+BASE = {
+    1: Parts(_FRONT_1, same(((2, 1 / 8), (1, 1 / 4))), gains=("fit", 1.0)),
+    2: Parts(_FRONT_2, Part(((4, 1 / 8), (2, 3 / 8)), ((2, 1 / 2),)), gains=("fit", 1.0)),
+}
+_OF_3 = Parts(_FRONT_1, _SIGNS, 0.3)
+_WIDER, _EVENLY = Parts(_FRONT_2, _ALL_2), Parts(_EVEN, _ALL_2)
 
 CANDIDATES: dict[int, dict[str, Parts]] = {
     1: {
         "base": BASE[1],
-        ".32": replace(BASE[1], share=0.32),
-        ".3, first signs": replace(BASE[1], share=0.3, first=Part(1, BASE[1].back.value)),
+        "base, .32": replace(BASE[1], share=0.32),
+        "base, .32, V gain fit": replace(BASE[1], share=0.32, gains=("fit", "fit")),
         "back signs, .3": _OF_3,
-        "back signs, .3, energies 0": replace(_OF_3, energies=(0.0, 0.0)),
-        "back signs, .3, V gain fit": replace(_OF_3, gains=("fit", "fit")),
-        "back signs, .3, K gain 1": replace(_OF_3, gains=(1.0, 1.0)),
+        "back signs, .3, V gain 1": replace(_OF_3, gains=("fit", 1.0)),
+        "back signs, .3, V gain 1.2": replace(_OF_3, gains=("fit", 1.2)),
+        "back signs, .3, energies 1/2": replace(_OF_3, energies=(0.5, 0.5)),
         "back signs, .28, first signs": replace(_OF_3, share=0.28, first=Part(1, _SIGNS.value)),
-        "back signs, .28, two first signs": replace(
-            _OF_3, share=0.28, first=Part(1, _SIGNS.value), layers=2
-        ),
         "back signs, .26, first 2 bits": replace(_OF_3, share=0.26, first=Part(2, _SIGNS.value)),
-        "back fewer signs, .36": replace(BASE[1], back=_FEWER, share=0.36),
-        "back fewer signs, .34, first signs": replace(
-            BASE[1], back=_FEWER, share=0.34, first=Part(1, _FEWER.value)
-        ),
+        "back fewer signs, .36": Parts(_FRONT_1, _FEWER, 0.36),
+        "back K fewer, V more signs, .3": Parts(_FRONT_1, Part(((1, 3 / 8),), ((1, 5 / 8),)), 0.3),
         "front 2 bits, back signs, .3": Parts(same(2), _SIGNS, 0.3),
-        "front K 2 bits, back more signs, .22": Parts(
-            Part(2, _FRONT_1.value), Part(_MORE.key, _SIGNS.value), 0.22
+        "front 2 bits, back signs, .28, first signs": Parts(
+            same(2), _SIGNS, 0.28, first=Part(1, _SIGNS.value)
         ),
-        "back more signs, .22": Parts(_FRONT_1, Part(_MORE.key, _SIGNS.value), 0.22),
+        "back K more signs, .22": Parts(_FRONT_1, Part(_MORE.key, _SIGNS.value), 0.22),
         "front 2 bits, back K 1 bit, .22": Parts(same(2), Part(1, ((1, 1 / 4),)), 0.22),
+        "whole": Parts(Part(((4, 1 / 8), (2, 1 / 4)), ((2, 1 / 4), (1, 5 / 8)))),
+        "whole without zeros": Parts(same(((2, 1 / 8), (1, 7 / 8)))),
     },
     2: {
         "base": BASE[2],
-        "base, first 2 bits": replace(BASE[2], first=Part(2, 1)),
-        "back without zeros": _WITHOUT_ZEROS,
-        "back without zeros, first 2 bits": replace(_WITHOUT_ZEROS, first=Part(2, 1)),
-        "back without zeros, two first 2 bits": replace(_WITHOUT_ZEROS, first=Part(2, 1), layers=2),
-        "back without zeros, first 2 bits, energies 0": replace(
-            _WITHOUT_ZEROS, first=Part(2, 1), energies=(0.0, 0.0)
-        ),
-        "back without zeros, first 2 bits, V gain fit": replace(
-            _WITHOUT_ZEROS, first=Part(2, 1), gains=("fit", "fit")
-        ),
-        "back without zeros, first 2 bits, K gain 1": replace(
-            _WITHOUT_ZEROS, first=Part(2, 1), gains=(1.0, 1.0)
-        ),
-        "back wider": replace(BASE[2], back=_ALL_2),
-        "even, back wider": Parts(_EVEN, _ALL_2),
-        "even, back wider, first 2 bits": Parts(_EVEN, _ALL_2, first=same(2)),
-        "even, back 2 bits, 1/4": Parts(_EVEN, Part(2, _ALL_2.value), 1 / 4),
+        "back wider": _WIDER,
+        "back wider, first 2 bits": replace(_WIDER, first=same(2)),
+        "even, back wider": _EVENLY,
+        "even, back wider, V gain 1": replace(_EVENLY, gains=("fit", 1.0)),
+        "even, back wider, .32, first 2 bits": replace(_EVENLY, share=0.32, first=same(2)),
+        "even, back wider, energies 1.5, 2": replace(_EVENLY, energies=(1.5, 2.0)),
+        "even, back K 2 bits, V 1, 1/3": Parts(_EVEN, Part(2, 1), 1 / 3),
         "even, back without zeros, 1/2": Parts(_EVEN, _ALL_1, 1 / 2),
-        "front 4 bits, back wider, 1/4": Parts(same(4), _ALL_2, 1 / 4),
+        "back without zeros, first 2 bits": Parts(_FRONT_2, _ALL_1, first=Part(2, 1)),
+        "whole": Parts(Part(((4, 3 / 8), (2, 1 / 4), (1, 3 / 8)), ((4, 1 / 8), (2, 3 / 4)))),
+        "whole, one width": Parts(same(2)),
     },
-    4: {"parts of 4 bits": Parts(same(4), same(4))},
+    4: {
+        "parts of 4 bits": Parts(same(4), same(4)),
+        "parts of 4 bits, energies 0": Parts(same(4), same(4), energies=(0.0, 0.0)),
+        "parts of 4 bits, min/max": Parts(
+            same(4), same(4), energies=(0.0, 0.0), gains=(1.0, 1.0), levels="uniform"
+        ),
+        "whole": Parts(same(4)),
+        "whole, min/max": Parts(same(4), energies=(0.0, 0.0), gains=(1.0, 1.0), levels="uniform"),
+    },
 }
