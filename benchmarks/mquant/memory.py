@@ -25,7 +25,14 @@ from .random_model import config
 GROUP = 128
 
 
-def linear_bytes(out: int, columns: int, recipe: str, split: bool) -> int:
+# Parts that a row has in 8 bits.
+IN_8_BITS = {
+    "W4A8, vision W8A8": ("vision",),
+    "W4A8, head W8A8": ("head",),
+}
+
+
+def linear_bytes(out: int, columns: int, recipe: str, split: bool, bits: int = 4) -> int:
     """Bytes of a linear's weight: codes, scales and, for W4A8, what RMS keeps in 16 bit.
 
     W4A16: a 16-bit scale per group of 128; W4A8: a float32 scale per output channel, two static
@@ -36,7 +43,7 @@ def linear_bytes(out: int, columns: int, recipe: str, split: bool) -> int:
     if recipe == "W4A16":
         return out * columns // 2 + 2 * out * -(-columns // GROUP)
     padded = plan_hadamard(columns).padded if split else columns
-    return out * padded // 2 + 4 * out + 8 + (2 * out if split else 0)
+    return out * padded * bits // 8 + 4 * out + 8 + (2 * out if split else 0)
 
 
 def quantized_linears(found: WeightMap) -> dict[str, str]:
@@ -59,14 +66,17 @@ def memory_rows(model: nn.Module, found: WeightMap) -> list[dict[str, Any]]:
     parts = {p: name for p, name in quantized_linears(found).items() if _is_linear(model, p)}
     split = {block.mlp_output for stream in found.streams for block in stream.blocks}
     rows = []
-    for recipe in ("bf16", "W4A16", "W4A8"):
+    for recipe in ("bf16", "W4A16", "W4A8", *IN_8_BITS):
         count: dict[str, int] = defaultdict(int)
-        for path, part in parts.items():
+        eight = IN_8_BITS.get(recipe, ())
+        own = parts | ({found.head: "head"} if "head" in eight else {})
+        for path, part in own.items():
             shape = at(model, path).weight.shape
-            count[part] += linear_bytes(*shape, recipe, path in split)
+            bits = 8 if part in eight else 4
+            count[part] += linear_bytes(*shape, recipe, path in split, bits)
         for name, parameter in model.named_parameters():
             path, _, kind = name.rpartition(".")
-            if not (path in parts and kind == "weight"):
+            if not (path in own and kind == "weight"):
                 kept = {found.embedding: "embedding", found.head: "head"}.get(path, "other, 16 bit")
                 count[kept] += 2 * parameter.numel()
         rows.append({"recipe": recipe, **count, "total": sum(count.values())})

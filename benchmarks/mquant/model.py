@@ -34,6 +34,7 @@ RUNS, REPLAYS = 2, 15
 # Slots of the static cache that warm-up, capture and replays fill.
 STEPS = 4 * REPLAYS
 RECIPES = (None, "mquant-w8a8", "mquant-w4a8", "dynamic-w4a8")
+RECIPES += ("mquant-down-per-token-w4a8", "mquant-head8-w4a8")
 
 
 class Parts:

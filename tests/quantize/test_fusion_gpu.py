@@ -10,7 +10,8 @@ from duotone.bench.timing import CudaClock
 from duotone.hf.weights.fusion import is_fused, unfused
 
 pytestmark = pytest.mark.gpu
-RECIPES = ("mquant-w8a8", "mquant-w4a8", "dynamic-w4a8")
+RECIPES = ("mquant-w8a8", "mquant-w4a8", "dynamic-w4a8", "mquant-down-per-token-w4a8")
+RECIPES += ("mquant-head8-w4a8", "mquant-vision8-w4a8", "quarot-per-token-w4a8")
 CONTEXT, STEPS = 48, 16
 
 

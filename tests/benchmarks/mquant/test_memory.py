@@ -34,6 +34,12 @@ def test_a_7b_shape_is_the_papers():
     # Their Table 3 has 16.45 GB for bf16 and 6.50 GB, activations included, for W4A8.
     assert rows["bf16"]["total"] == pytest.approx(16.58e9, rel=1e-3)
     assert rows["W4A8"]["total"] == pytest.approx(5.79e9, rel=1e-3)
+    head, vision = rows["W4A8, head W8A8"], rows["W4A8, vision W8A8"]
+    assert head["head"] == pytest.approx(rows["bf16"]["head"] / 2, rel=2e-3)
+    assert vision["vision"] == pytest.approx(rows["bf16"]["vision"] / 2, rel=0.01)
+    assert {n: head[n] - rows["W4A8"][n] for n in head if n not in ("recipe", "head", "total")} == {
+        n: 0 for n in rows["W4A8"] if n not in ("recipe", "head", "total")
+    }
 
 
 def test_main_writes_a_new_file(tmp_path, monkeypatch):

@@ -72,3 +72,26 @@ def test_a_random_model_is_that_of_its_recipe():
     assert not any(p.is_meta for p in model.parameters())
     with pytest.raises(ValueError, match="more than 128 tokens"):
         random_model.prompt(model, 128, 128)
+
+
+def test_a_random_model_has_the_linears_of_its_rules():
+    config = random_model.config(tiny=True, layers=1)
+    linears = {}
+    for recipe in (
+        "mquant-vision8-down-per-token-w4a8",
+        "mquant-head8-w4a8",
+        "quarot-per-token-w8a8",
+    ):
+        model = random_model.model(config, recipe, torch.device("cpu"))
+        linears[recipe] = {n: m for n, m in model.named_modules() if isinstance(m, QuantLinear)}
+    mixed, head, quarot = linears.values()
+    down = next(m for n, m in mixed.items() if n.endswith("down_proj"))
+    assert (down.bits, down.activation) == (4, "dynamic")
+    assert {m.bits for n, m in mixed.items() if "visual.blocks" in n} == {8}
+    assert (head["lm_head"].bits, head["lm_head"].activation) == (8, "dynamic")
+    assert {n.rpartition(".")[2] for n, m in quarot.items() if m.plan is not None} == {
+        "o_proj",
+        "proj",
+        "fc2",
+        "down_proj",
+    }
