@@ -43,6 +43,15 @@ SPECS = {
         share=Sharing(key=0, value=0, layers=3, dominant=1, weights=(0.2, 0.5, 0.3))
     ),
     "layers": MIXED.replace(layers=(LayerRule(1, 2, visual=KVSpec(TWO, TWO)),)),
+    "lagging": MIXED.replace(
+        text=KVSpec(STREAM.key, STREAM.value.replace(lag=7)), recent=0, flush=4
+    ),
+    "factors": MIXED.replace(
+        text=KVSpec(
+            TensorSpec(2, group=4, factors="norm"),
+            TensorSpec(2, "channels", tile=4, factors="balanced"),
+        )
+    ),
     "dense": duotone.scheme("dense"),
 }
 

@@ -2,7 +2,7 @@ import pytest
 from transformers import InternVLConfig
 
 import duotone
-from duotone import SCHEMES, QuantizedCache
+from duotone import SCHEMES, CacheSpec, KVSpec, QuantizedCache
 from duotone.loading import load_config
 
 from families import inputs, tiny_model
@@ -11,8 +11,19 @@ from families import inputs, tiny_model
 @pytest.mark.parametrize("ranges", ["sequence", "run"])
 @pytest.mark.parametrize("name", [n for n, entry in SCHEMES.items() if entry.model is None])
 def test_a_plan_predicts_what_the_cache_holds(name: str, ranges: str) -> None:
+    check_plan(duotone.scheme(name).replace(ranges=ranges, recent=4, sink=2))
+
+
+@pytest.mark.parametrize("name", ["kivi", "oscar-scaling"])
+def test_a_plan_predicts_released_windows(name: str) -> None:
+    spec = duotone.scheme(name, released=True).replace(flush=32)
+    for lag in (9, 900):
+        value = spec.text.value.replace(lag=lag)
+        check_plan(spec.replace(text=KVSpec(spec.text.key, value)))
+
+
+def check_plan(spec: CacheSpec) -> None:
     model = tiny_model("internvl")
-    spec = duotone.scheme(name).replace(ranges=ranges, recent=4, sink=2)
     given = inputs("internvl", [[3, "image", 50, "image", 9]])
     cache = QuantizedCache(model, spec)
     model.generate(**given, past_key_values=cache, max_new_tokens=40)

@@ -213,9 +213,9 @@ def test_released_windows_drain_and_round_to_even() -> None:
         assert (ours.recent, ours.flush_tokens) == (128, 32)
         assert (theirs.recent, theirs.flush_tokens) == (0, 128)
         assert {tensor.ties for tensor in theirs.tensors} == {"even"}
-        assert [t.replace(ties="up") for t in theirs.tensors] == [
-            t.replace(ties="up") for t in ours.tensors
-        ]
+        plain = [[t.replace(ties="up", lag=0) for t in spec.tensors] for spec in (ours, theirs)]
+        assert plain[0] == plain[1] or name == "oscar-scaling"
+        assert {t.lag for t in theirs.tensors} == ({0} if name == "oscar-scaling" else {0, 129})
     whole = duotone.scheme("calibquant", ties="even", channels=False).visual
     assert (whole.key.ties, whole.value.along, whole.value.heads) == ("even", "span", "all")
     assert duotone.scheme("calibquant", ties="even", channels=True).visual.value.shrink == 0.3

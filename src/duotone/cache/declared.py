@@ -25,11 +25,12 @@ POLICY = {"visual": "visual", "background": "background", "stream": "text"}
 class Declared(NamedTuple):
     """Shape and type that a tensor must have.
 
-    valid: "tokens": a row per dense token on axis 2; rows after a sequence's length hold anything.
-    "all": every number is valid. needed: False where the tensor may be missing.
+    shape: None: of any size. valid: "tokens": a row per dense token on axis 2; rows after a
+    sequence's length hold anything. "all": every number is valid. needed: False where the tensor
+    may be missing.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: torch.dtype
     valid: str = "tokens"
     needed: bool = True
@@ -51,6 +52,10 @@ def own_tensors(
         name: Declared((*heads, dense_tokens, head_dim), dtype)
         for name, head_dim in zip(("key", "value"), head_dims, strict=True)
     }
+    if isinstance(spec.text, KVSpec) and spec.text.value.lag:
+        exact = (*heads, None, head_dims[1])
+        found["lag_values"] = Declared(exact, dtype, "all", needed=False)
+        found["lag_lengths"] = Declared(heads[:1], torch.long, "all", needed=False)
     if spec.key_norm:
         norm = PARAM_TYPES[spec.text.key.param_dtype]
         found["key_norm"] = Declared((*heads, head_dims[0]), norm, "all", needed=False)

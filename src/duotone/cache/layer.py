@@ -11,6 +11,7 @@ from torch import Tensor
 from duotone.cache.declared import own_tensors
 from duotone.cache.index import STORES, LedgerState, Roll
 from duotone.cache.key_norm import Norm, divided, key_norm, taken_over
+from duotone.cache.lag import Lagging
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
@@ -44,6 +45,8 @@ class LayerStore:
         self.runs: dict[str, RunMember] = {}
         self.canonical: set[str] = set()
         self.key_norm: Norm | None = None
+        self.lag_values: Tensor | None = None
+        self.lag_lengths: Tensor | None = None
         self._flushed: Flush | None = None
         self._completed: dict[str, tuple[list[PackedPair], PackedPair]] = {}
         self.visual: PackedPair | None = None
@@ -101,8 +104,15 @@ class LayerStore:
             pair, roll, visual = self._complete(name), getattr(state, name), name != "stream"
             if pair is not None and pair.key.tokens:
                 norm = None if visual else self.key_norm
+                exact = None if visual else self._read_exactly(state)
                 segment = PackedSegment(
-                    pair.key, pair.value, roll.lengths, visual, key_norm=norm, records=pair.records
+                    pair.key,
+                    pair.value,
+                    roll.lengths,
+                    visual,
+                    key_norm=norm,
+                    records=pair.records,
+                    exact=exact,
                 )
                 placed.append((segment, roll))
         if self.key is not None and self.key.shape[2]:
@@ -113,6 +123,9 @@ class LayerStore:
     def truncate(self, state: LedgerState) -> None:
         """Drop the tokens that a cropped ledger has dropped."""
         self._completed.clear()
+        if (lag := self.lag) is not None:
+            before = self.stream.value.blocks.lengths
+            self._keep_lag(lag.cut(before, state.stream.lengths))
         for name in STORES:
             pair = getattr(self, name)
             if pair is not None:
@@ -132,6 +145,8 @@ class LayerStore:
             self.key, self.value = self.key[index], self.value[index]
         if self.key_norm is not None:
             self.key_norm = self.key_norm[index]
+        if (lag := self.lag) is not None:
+            self._keep_lag(lag.rows(index))
 
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
         """Quantize tokens and join them to a store; codes go to the layer that keeps them."""
@@ -227,6 +242,28 @@ class LayerStore:
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
     @property
+    def lag(self) -> Lagging | None:
+        """Exact V of the newest packed tokens, if the spec keeps it and there are some."""
+        if self.lag_values is None:
+            return None
+        return Lagging(self.lag_values, self.lag_lengths)
+
+    def _keep_lag(self, lag: Lagging) -> None:
+        self.lag_values, self.lag_lengths = owned(lag.values), lag.lengths
+
+    def _read_exactly(self, state: LedgerState) -> Lagging | None:
+        """Exact V that attention reads: the spec's newest tokens, less those of the window."""
+        lag = self.lag
+        if lag is None:
+            return None
+        return lag.newest(self.spec.text.value.lag - state.movable(self.spec.sink).sum(-1))
+
+    @property
+    def lag_bytes(self) -> int:
+        """Bytes of exact V of packed tokens."""
+        return 0 if self.lag_values is None else self.lag_values.nbytes
+
+    @property
     def norm_bytes(self) -> int:
         """Bytes of the key normalisation."""
         return 0 if self.key_norm is None else self.key_norm.nbytes
@@ -267,6 +304,10 @@ class LayerStore:
     def _flush(self, flush: Flush) -> None:
         key = divided(self.key, self.key_norm)
         self._pack("stream", key, self.value, self.spec.text, flush.piece)
+        if most := self.spec.text.value.lag:
+            take = flush.piece.take
+            new = take.apply(self.value)
+            self._keep_lag(Lagging.joined(self.lag, new, take.lengths, most))
         self.lay_out("stream")
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 

@@ -150,7 +150,7 @@ def _counted(
     codes_bytes = sum(pair.codes_bytes for pair in packed)
     params_bytes = sum(pair.params_bytes for pair in packed)
     params_bytes += sum(store.norm_bytes for store in stores)
-    dense_bytes = sum(store.key.nbytes + store.value.nbytes for store in stores)
+    dense_bytes = sum(store.key.nbytes + store.value.nbytes + store.lag_bytes for store in stores)
     index_bytes += _table_bytes(packed)
     total_bytes = codes_bytes + params_bytes + dense_bytes + index_bytes
     visual_bytes = sum(pair.codes_bytes + pair.params_bytes for pair in visual)

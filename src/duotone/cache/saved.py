@@ -217,8 +217,18 @@ class _Parsing:
             must(norm is not None or not packs, "packed keys need their norm", f"no {full}")
             ok = norm is None or bool((norm > 0).all())
             must(ok, "norms of keys must be positive", full)
+        self._check_lag(index, found, state)
         check_levels(f"layers.{index}", found, spec, state)
         return found
+
+    def _check_lag(self, index: int, found: Tensors, state: LedgerState) -> None:
+        names = {"lag_values", "lag_lengths"} & found.keys()
+        must(len(names) != 1, "exact V needs its lengths", f"{names} of layers.{index}")
+        if names:
+            width, lengths = found["lag_values"].shape[2], found["lag_lengths"]
+            ok = bool(((lengths >= 0) & (lengths <= width)).all())
+            ok = ok and bool((lengths <= state.stream.lengths).all())
+            must(ok, "exact V must be of packed tokens", f"layers.{index}.lag_lengths")
 
     def _pair(self, index: int, name: str, spec: CacheSpec, roll: Roll) -> PackedPair | None:
         policy, store = policy_of(name, spec), f"layers.{index}.{name}"

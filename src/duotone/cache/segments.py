@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from duotone.cache.lag import Lagging
 from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import LaidOut
 from duotone.cache.ragged import Lengths
@@ -27,6 +28,7 @@ class PackedSegment:
     token, or None where every query sees every valid token.
     key_norm: the packed keys are keys divided by it; queries are multiplied by it instead.
     records: the parts in a kernel's layout; key and value then have the rest.
+    exact: V of the newest tokens, which stands in for its codes.
     """
 
     key: PackedTensor
@@ -36,6 +38,7 @@ class PackedSegment:
     mask: Bool[Tensor, "batch queries tokens"] | None = None
     key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
     records: LaidOut | None = None
+    exact: Lagging | None = None
 
     def canonical(self) -> PackedSegment:
         """Convert to canonical order."""
@@ -72,6 +75,8 @@ class PackedSegment:
     def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
         """Dequantize K or V, with the norm of keys multiplied back in."""
         decoded = getattr(self.canonical(), which).dequantize()
+        if which == "value" and self.exact is not None:
+            return self.exact.into(decoded, self.lengths)
         if which == "value" or self.key_norm is None:
             return decoded
         return (decoded * self.key_norm[:, :, None]).to(decoded.dtype)

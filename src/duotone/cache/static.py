@@ -97,6 +97,9 @@ class StaticStore:
         """Bytes of the key normalisation."""
         return 0 if self.key_norm is None else self.key_norm.nbytes
 
+    # Layers with exact V of packed tokens are never frozen (`check_frozen`).
+    lag_bytes = 0
+
     @property
     def index_bytes(self) -> int:
         """Bytes of the indices that `write` uses in addition to `places`."""
@@ -185,6 +188,8 @@ def check_frozen(store: LayerStore) -> None:
             "codes that layers average need all layers at once; got a scheme with "
             "Sharing.weights. Decode in buffers that grow."
         )
+    if any(tensor.lag for tensor in store.spec.tensors):
+        raise ValueError(f"{LAG} Decode in buffers that grow.")
     for tensor in () if store.stream is None else (store.stream.key, store.stream.value):
         size = tensor.spec.block_tokens
         if size not in (None, 1) and not tensor.blocks.is_whole(size):
@@ -215,6 +220,7 @@ def _empty_records(
     return None if layout is None else layout.empty(store.spec.text, shape, channels, device)
 
 
+LAG = "fixed buffers keep no exact V of packed tokens; got TensorSpec.lag."
 UNLIKE = (
     "layers that share codes must have them in one order; the kernels lay out the stream "
     "of one of them only. Decode in buffers that grow, or with impl='triton'."

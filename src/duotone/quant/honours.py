@@ -88,7 +88,7 @@ def _unknown(name: str, honours: frozenset[str], chosen: dict[str, Any]) -> str 
 
 _READ = (
     *("bits", "along", "group", "mapping", "classes", "transform", "param_dtype"),
-    *("codebook", "factors", "tile", "jensen"),
+    *("codebook", "factors", "tile", "jensen", "lag"),
 )
 # Which codes and parameters PyTorch operations read, and which they store.
 TORCH_READING = Honours.of("PyTorch operations that read", _READ)

@@ -28,6 +28,8 @@ class KVSpec(Record):
             else:
                 ok = isinstance(spec, TensorSpec)
                 require(ok, f"KVSpec.{name} must be a TensorSpec", spec, "Or a dict of its fields.")
+        remedy = "Scores need K of whole blocks: let V lag alone."
+        require(not self.key.lag, "KVSpec.key.lag must be 0", self.key.lag, remedy)
         remedy = "It corrects scores, which V has no part in."
         require(not self.value.jensen, "KVSpec.value.jensen must be False", True, remedy)
 

@@ -64,21 +64,25 @@ def _lloyd(bits: int = 1) -> CacheSpec:
     return visual(tensor, tensor)
 
 
+# Of KIVI's code: K's window drains when it holds so many tokens; V's keeps so many and the newest.
+RELEASED_WINDOW = 128
+
+
 def _window(released: bool) -> dict[str, int]:
-    """128 recent tokens; the window of released code, of K, drains whenever it holds as many."""
-    return {"recent": 0, "flush": 128} if released else {"recent": 128}
+    """128 recent tokens, or the window of released code."""
+    return {"recent": 0, "flush": RELEASED_WINDOW} if released else {"recent": 128}
 
 
-def _ties(released: bool) -> dict[str, str]:
-    """Rounding of released code, half to even; ours is half up."""
-    return {"ties": "even"} if released else {}
+def _kivi_pair(key_bits: int, value_bits: int, released: bool = False, **fields: object) -> KVSpec:
+    """KIVI's axes: a scale per channel of 32 tokens for K, per token of 32 channels for V.
 
-
-def _kivi_pair(key_bits: int, value_bits: int, **fields: object) -> KVSpec:
-    """KIVI's axes: a scale per channel of 32 tokens for K, per token of 32 channels for V."""
+    released: half to even, and V that lags.
+    """
+    if released:
+        fields |= {"ties": "even"}
     key = TensorSpec(key_bits, along="tokens", group=32, **fields)  # type: ignore[arg-type]
     value = TensorSpec(value_bits, along="channels", group=32, **fields)  # type: ignore[arg-type]
-    return KVSpec(key, value)
+    return KVSpec(key, value.replace(lag=RELEASED_WINDOW + 1) if released else value)
 
 
 def _stream(text: KVSpec, **cache: object) -> CacheSpec:
@@ -86,8 +90,8 @@ def _stream(text: KVSpec, **cache: object) -> CacheSpec:
 
 
 def _kivi(bits: int = 2, released: bool = False) -> CacheSpec:
-    """released: the code's window of K and its rounding. V leaves with K; the code keeps 128."""
-    return _stream(_kivi_pair(bits, bits, **_ties(released)), **_window(released))
+    """released: the code's rounding and windows: K's drains, the last 128 of V stay exact."""
+    return _stream(_kivi_pair(bits, bits, released), **_window(released))
 
 
 def _kivi_sink(bits: int = 2) -> CacheSpec:
@@ -105,7 +109,7 @@ def _two_then_one(
     key_layers: int | None,
     value_layers: int | None,
     eta: tuple[float, float] = (0.0, 0.0),
-    **fields: object,
+    released: bool = False,
 ) -> tuple[KVSpec, tuple[LayerRule, ...]]:
     """2 bits in the first layers of K and of V (None: in all), 1 bit after; eta at (1, 2) bits."""
     for n in (key_layers, value_layers):
@@ -118,7 +122,7 @@ def _two_then_one(
     pairs = {}
     for start in sorted({0, *(int(end) for end in ends if end != math.inf)}):
         bits = [2 if start < end else 1 for end in ends]
-        tensors = _kivi_pair(*bits, **fields)
+        tensors = _kivi_pair(*bits, released)
         key, value = (
             tensor.replace(eta=eta[tensor.bits - 1]) for tensor in (tensors.key, tensors.value)
         )
@@ -127,7 +131,7 @@ def _two_then_one(
 
 
 def _asymkv(lk: int | None = None, lv: int | None = 0, released: bool = False) -> CacheSpec:
-    text, layers = _two_then_one(lk, lv, **_ties(released))
+    text, layers = _two_then_one(lk, lv, released=released)
     return _stream(text, layers=layers, **_window(released))
 
 
@@ -156,7 +160,7 @@ def _xquant(
     gamma: weight of the first layer of a pair in the average of both layers' codes (the paper's
     gamma_0, Table 5); None: the dominant layer's codes alone. released: as of `kivi`.
     """
-    text, rules = _two_then_one(kq, vq, (eta1, eta2), **_ties(released))
+    text, rules = _two_then_one(kq, vq, (eta1, eta2), released)
     weights = None if gamma is None else _pair_weights(gamma, layers)
     share = Sharing(key=km, value=vm, layers=layers, dominant=dominant, weights=weights)
     return _stream(text, layers=rules, share=share, **_window(released))

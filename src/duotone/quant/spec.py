@@ -102,6 +102,9 @@ class CacheSpec(Record):
         self._normalise_evict()
         for policy in (self.text, *(rule.text for rule in self.layers)):
             _check_text_groups(policy)
+        spans = [kv for of in (self, *self.layers) for kv in (of.visual, of.background)]
+        ok = not any(isinstance(kv, KVSpec) and kv.value.lag for kv in spans)
+        require(ok, "only the V of text may lag", self.visual, "Spans are packed whole, at once.")
         ok = is_count(self.flush_tokens)
         remedy = "Whole groups of K and of V leave the window together: let one divide the other."
         require(ok, "groups must have a common multiple below 2**31", self.flush_tokens, remedy)

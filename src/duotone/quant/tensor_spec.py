@@ -66,6 +66,8 @@ class TensorSpec(Record):
         "norm": of each token, over all kv heads. "balanced": deviations of a tile's tokens and
         channels. One per token, or with along="channels" one per channel and tile.
     tile: tokens of a tile with along="channels"; None: the whole span. Along tokens it is `group`.
+    lag: newest tokens of a stream, those of the window included, whose exact numbers attention
+        reads, packed or not (`cache.lag`). Of V alone, along channels.
     jensen: scores of these keys are lowered by half of the variance that rounding adds to them,
         sum over channels of (q scale)^2 / 24. For exp is convex, and noise that does not depend on
         the keys would raise their weights on average (arXiv 2605.26266). Of K alone.
@@ -97,6 +99,7 @@ class TensorSpec(Record):
     codebook: Literal["uniform", "gaussian"] = decoded("uniform")
     factors: Literal["norm", "balanced"] | None = decoded(None)
     tile: int | None = decoded(None)
+    lag: int = decoded(0)
     jensen: bool = decoded(False)
 
     def __post_init__(self) -> None:
@@ -189,6 +192,9 @@ class TensorSpec(Record):
         ok = self.clip == 1 or self.along == "channels"
         require(ok, "clip != 1 needs along='channels'", self.along, "It ranks a token's channels.")
         self._check_choice("grid", ("free", "zero"))
+        ok = is_count(self.lag) and (not self.lag or self.along == "channels")
+        remedy = "A token's parameters must be its own: along='channels'."
+        require(ok, "lag must be an integer >= 0, of tokens", self.lag, remedy)
         self._check_choice("ties", ("up", "even"))
         ok = self.ties == "up" or self.codebook == "uniform"
         require(

@@ -29,7 +29,7 @@ from duotone.cache import (
 from duotone.cache.alike import OF_PROMPTS, Structure
 from duotone.cache.index import LedgerState
 from duotone.cache.ragged import Move
-from duotone.cache.static import check_frozen, settle_orders
+from duotone.cache.static import LAG, check_frozen, settle_orders
 from duotone.cache.thaw import chronological
 from duotone.hf.cache.scales import KeyScales
 from duotone.hf.model.facts import ModelFacts
@@ -205,6 +205,8 @@ def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
             "fixed buffers are flushed layer by layer and cannot average the codes of several; got "
             "Sharing.weights. Decode in buffers that grow."
         )
+    if any(tensor.lag for tensor in spec.tensors):
+        raise ValueError(f"{LAG} Decode in buffers that grow.")
 
 
 def frozen_stores(

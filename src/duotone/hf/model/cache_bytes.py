@@ -58,7 +58,10 @@ def cache_bytes(
         spans = _visual_spans(spec, visual, images) | {"text": [stream]}
         more = _layer_bytes(facts, spec, layer, spans)
         codes, params = codes + more[0], params + more[1]
-        dense += dense_here * facts.shapes[layer].elements * facts.element_bytes
+        elements = dense_here * facts.shapes[layer].elements + _exact_values(
+            facts, spec, layer, stream
+        )
+        dense += elements * facts.element_bytes
     tokens = visual_tokens + text_tokens + new_tokens
     in_window = tokens if facts.window is None else min(tokens, facts.window - 1)
     windows = sum(shape.elements for shape in facts.window_shapes)
@@ -113,6 +116,13 @@ def _layer_bytes(
     if own.key_norm:
         params += shape.kv_heads * shape.head_dim * PARAM_TYPES[own.text.key.param_dtype].itemsize
     return codes, params
+
+
+def _exact_values(facts: ModelFacts, spec: CacheSpec, layer: int, stream: int) -> int:
+    """Numbers of V that one layer keeps in 16 bit for packed tokens of a stream."""
+    text, shape = spec.at_layer(layer).text, facts.shapes[layer]
+    lag = text.value.lag if isinstance(text, KVSpec) else 0
+    return min(lag, stream) * shape.kv_heads * shape.head_dims[-1]
 
 
 def _text_places(
