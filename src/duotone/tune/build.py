@@ -7,17 +7,22 @@ from typing import Any
 
 from duotone.quant import CacheSpec, KVSpec, Sharing, TensorSpec
 from duotone.quant.layer_rules import layer_rules
+from duotone.quant.tensor_spec import FLOAT8_BITS
 
-from .space import SHARES
+from .space import ETA_STEPS, SHARES
 
 Counts = dict[int, int]  # width in bits -> sixteenths of the channels
 WIDEST = 8
+BACK = "_back"
 # Order of the layers of K and of V: the layer that a coarse cache hurts most comes first.
 Ranking = Mapping[str, Sequence[int]]
 
 
 def counts_of(point: Mapping[str, Any], which: str) -> Counts:
-    """{bits: sixteenths of the channels}: the rest after earlier shares bounds later shares."""
+    """{bits: sixteenths of the channels}: the rest after earlier shares bounds later shares.
+
+    which: "key" or "value"; "key_back" or "value_back" of a background.
+    """
     left, counts = SHARES, {}
     for name, width in zip(("first", "second", "third"), (1, 2, 4), strict=True):
         bits, share = point[f"{which}_top"] // width, min(left, point[f"{which}_{name}"])
@@ -30,12 +35,17 @@ def counts_of(point: Mapping[str, Any], which: str) -> Counts:
 def boosted(counts: Counts) -> Counts:
     """About twice the code bits: every share twice as large; wider codes where there is no room."""
     if sum(counts.values()) == SHARES:
-        return {min(WIDEST, 2 * bits): share for bits, share in _merge(counts, 2)}
+        return {_doubled(bits): share for bits, share in _merge(counts, 2)}
     left, doubled = SHARES, {}
     for bits, share in counts.items():
         doubled[bits] = min(left, 2 * share)
         left -= doubled[bits]
     return {bits: share for bits, share in doubled.items() if share}
+
+
+def _doubled(bits: int) -> int:
+    """Twice a width; 4 of 3, since there are no 6 bits."""
+    return 4 if bits == 3 else min(WIDEST, 2 * bits)
 
 
 def _merge(counts: Counts, factor: int) -> list[tuple[int, int]]:
@@ -61,8 +71,11 @@ def _widths(counts: Counts, classes: bool) -> dict[str, Any]:
     return {"classes": tuple((bits, share / SHARES) for bits, share in counts.items())}
 
 
-def tensor_of(point: Mapping[str, Any], which: str, counts: Counts) -> TensorSpec:
-    """The quantizer of K or V with these widths; choices without effect are left out."""
+def tensor_of(point: Mapping[str, Any], which: str, counts: Counts, eta: str = "eta") -> TensorSpec:
+    """The quantizer of K or V with these widths; choices without effect are left out.
+
+    eta: name of the dimension with the layer's eta.
+    """
 
     def chosen(name: str) -> Any:
         return point[f"{which}_{name}"]
@@ -80,24 +93,38 @@ def tensor_of(point: Mapping[str, Any], which: str, counts: Counts) -> TensorSpe
         fields["energy"] = chosen("energy")
     if fields["levels"] == "uniform":
         fields["shrink"] = round(chosen("shrink"), 3)
-    return TensorSpec(eta=round(chosen("eta"), 3), **fields)
+    if by_channel and max(counts, default=0) in FLOAT8_BITS:
+        fields["param_dtype"] = chosen("param_dtype")
+    return TensorSpec(eta=chosen(eta) / ETA_STEPS, **fields)
 
 
-def _change(point: Mapping[str, Any], which: str, place: int, layers: int) -> Counts:
-    """Change in width of the layer at `place` in the ranking."""
+def _is_after(point: Mapping[str, Any], which: str, layer: int) -> bool:
+    """True for layers after the prefix of K or V."""
+    return layer >= point[f"{which}_prefix"]
+
+
+def _change(point: Mapping[str, Any], which: str, place: int, layer: int, layers: int) -> Counts:
+    """Widths of a layer, which has `place` in the ranking."""
     counts = counts_of(point, which)
+    which = which.removesuffix(BACK)
+    if _is_after(point, which, layer):
+        counts = starved(counts)
     if place < point[f"{which}_boosted"]:
         return boosted(counts)
     return starved(counts) if place >= layers - point[f"{which}_starved"] else counts
 
 
-def policies(point: Mapping[str, Any], layers: int, ranking: Ranking) -> list[KVSpec]:
-    """The quantizers of every layer."""
+def policies(
+    point: Mapping[str, Any], layers: int, ranking: Ranking, part: str = ""
+) -> list[KVSpec]:
+    """The quantizers of every layer. part: BACK for those of a background."""
+
+    def tensor(which: str, place: int, layer: int) -> TensorSpec:
+        eta = "eta_after" if _is_after(point, which, layer) else "eta"
+        return tensor_of(point, which, _change(point, which + part, place, layer, layers), eta)
+
     tensors = {
-        which: {
-            layer: tensor_of(point, which, _change(point, which, place, layers))
-            for place, layer in enumerate(ranking[which])
-        }
+        which: {layer: tensor(which, place, layer) for place, layer in enumerate(ranking[which])}
         for which in ("key", "value")
     }
     return [KVSpec(tensors["key"][i], tensors["value"][i]) for i in range(layers)]
@@ -123,17 +150,21 @@ def natural_ranking(layers: int) -> Ranking:
 
 def spec_of(point: Mapping[str, Any], layers: int, ranking: Ranking | None = None) -> CacheSpec:
     """The spec of a point. Errors: ValueError where the choices contradict each other."""
-    kinds = policies(point, layers, ranking or natural_ranking(layers))
+    ranking = ranking or natural_ranking(layers)
     spans = point.get("policy", "stream") == "spans"
-    name = "visual" if spans else "text"
-    common, rules = layer_rules([{name: kind} for kind in kinds])
+    parts = {"visual" if spans else "text": policies(point, layers, ranking)}
+    foreground = point["foreground"] if spans else 0
+    if foreground:
+        parts["background"] = policies(point, layers, ranking, BACK)
+    common, rules = layer_rules([{p: parts[p][i] for p in parts} for i in range(layers)])
     fields: dict[str, Any] = {"layers": rules, "share": _share(point, layers)}
-    stream = {name: point[name] for name in ("sink", "recent", "key_norm")}
+    stream = {name: point[name] for name in ("sink", "recent", "flush", "key_norm")}
     if spans:
         tau = point["tau"]
         fields["tau"] = None if tau == "none" else tuple(float(t) for t in tau.split(","))
         text_bits = point.get("text_bits", 0)
         fields |= {**common, "ranges": point["ranges"]}
+        fields |= {"foreground": foreground} if foreground else {}
         fields |= {"text": _text_stream(text_bits), **stream} if text_bits else {"text": "dense"}
     else:
         fields |= {"visual": "text", **common, **stream}

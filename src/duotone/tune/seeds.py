@@ -34,6 +34,26 @@ def even_two_bits(**changes: object) -> Point:
     return merged(preset(), key, value, changes)
 
 
+def parts(**changes: object) -> Point:
+    """A background of few bits under a foreground of many, at about one bit."""
+    key = prefixed("key", top=4, first=6, second=4, fit_gain=True, energy=1.0)
+    value = prefixed("value", top=4, first=2, second=12, energy=1.5)
+    back = prefixed(("key_back", "value_back"), top=2, first=2, second=4)
+    common = {"ranges": "run", "foreground": 3 / 8}
+    return merged(common, prefixed(BOTH, levels="lloyd"), key, value, back, changes)
+
+
+def parts_two_bits(**changes: object) -> Point:
+    """A background of few bits under a foreground of many, at about two bits."""
+    key = prefixed("key", first=12, second=4)
+    value = prefixed("value", first=8, second=8)
+    back = merged(
+        prefixed("key_back", top=4, first=2, second=6),
+        prefixed("value_back", top=2, first=8, second=0),
+    )
+    return merged(parts(), key, value, back, changes)
+
+
 def plain(bits: int, **changes: object) -> Point:
     """Channel-wise levels at one width."""
     return merged(prefixed(BOTH, top=bits), changes)
@@ -54,10 +74,12 @@ def seed_points(space: Space) -> list[Point]:
 
     On a model without pictures: the streams alone.
     """
-    lloyd = prefixed(BOTH, levels="lloyd", energy=1.0)
+    lloyd, half = prefixed(BOTH, levels="lloyd", energy=1.0), space.layers // 2
     value_even = prefixed("value", first=0, second=16, gain=1.3)
     points = [
         preset(),
+        parts(),
+        merged(parts(), prefixed(BOTH, param_dtype="float8")),
         preset(value_gain=1.2, key_group=128),
         merged(preset(), value_even),
         preset(key_first=1, key_second=5),
@@ -68,6 +90,7 @@ def seed_points(space: Space) -> list[Point]:
         even_two_bits(),
         even_two_bits(key_first=1, value_group=128),
         even_two_bits(value_top=4, value_levels="uniform", value_gain=1.0, value_group=256),
+        parts_two_bits(),
         two_bits(),
         two_bits(value_transform="hadamard"),
         two_bits(key_first=4, key_second=8),
@@ -85,6 +108,8 @@ def seed_points(space: Space) -> list[Point]:
         plain(2),
         kivi(2),
         kivi(2, recent=32),
+        kivi(2, recent=0, flush=128),
+        merged(kivi(2), prefixed(BOTH, prefix=half, eta=27, eta_after=100)),
         kivi(4, recent=0),
         merged(kivi(2, recent=32, sink=8), prefixed(BOTH, levels="lloyd")),
     ]

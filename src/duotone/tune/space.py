@@ -17,8 +17,12 @@ Point = dict[str, Any]
 
 # Shares of channels are multiples of 1/16: whole channels at every head_dim in use.
 SHARES = 16
-# Score calibration pairs (tau1, tau2), or none (CalibQuant eq. 7-8).
-TAUS = ("none", "0,1", "0,2", "0,3", "1,0", "1,1")
+# Shares of a span's tokens that have codes of their own; 0: no background.
+FOREGROUNDS = (0, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+# Score calibration pairs (tau1, tau2) of CalibQuant's grid (eq. 7-8); (0, 0) is none.
+TAUS = ("none", *(f"{a},{b}" for a in range(4) for b in range(4) if a or b))
+# XQuant's eta in steps that have 1/3, 1/6 and .045 among them.
+ETA_STEPS = 600
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,13 @@ def _tensor(which: str, layers: int, portable: bool) -> list[Dimension]:
     """Dimensions of K's or V's quantizer.
 
     first, second, third: sixteenths of the channels at `top` bits, half of `top`, a quarter.
-    boosted, starved: layers with about twice or half the code bits, by rank.
+    boosted, starved: layers with about twice or half the code bits, by rank. prefix: the first
+    layers, after which all have half the code bits and an eta of their own (XQuant's kq and vq).
     """
     ruled = 0 if portable else layers
+    etas = ETA_STEPS // 3
     dimensions: list[Dimension] = [
-        Choice("top", (1, 2, 4, 8), 2),
+        Choice("top", (1, 2, 3, 4, 8), 2),
         Steps("first", 0, SHARES, 1, SHARES),
         Steps("second", 0, SHARES, 1, 0),
         Steps("third", 0, SHARES, 1, 0),
@@ -63,11 +69,14 @@ def _tensor(which: str, layers: int, portable: bool) -> list[Dimension]:
         Choice("fit_gain", (False, True), False),
         Steps("gain", 0.8, 1.8, 0.05, 1.0),
         Steps("energy", 0.0, 2.0, 0.25, 0.0),
-        Steps("eta", 0.0, 0.24, 0.015, 0.0),
+        Steps("eta", 0, etas, 1, 0),
+        Steps("eta_after", 0, etas, 1, 0),
         Steps("shrink", 0.3, 1.0, 0.05, 1.0),
         Choice("transform", ("none", "hadamard"), "none"),
         Steps("boosted", 0, ruled, 1, 0),
         Steps("starved", 0, ruled, 1, 0),
+        Steps("prefix", layers - ruled, layers, 1, layers),
+        Choice("param_dtype", ("float16", "float8"), "float16"),
     ]
     return [_named(dimension, f"{which}_{dimension.name}") for dimension in dimensions]
 
@@ -81,6 +90,22 @@ def _visual(layers: int) -> list[Dimension]:
         Choice("policy", ("spans", "stream"), "spans"),
         Choice("ranges", ("sequence", "run"), "sequence"),
         Choice("tau", TAUS, "none"),
+        Choice("foreground", FOREGROUNDS, 0),
+        *(
+            _named(dimension, f"{which}_back_{dimension.name}")
+            for which in ("key", "value")
+            for dimension in _background()
+        ),
+    ]
+
+
+def _background() -> list[Dimension]:
+    """Widths of the tokens that stand out least, where `foreground` leaves some."""
+    return [
+        Choice("top", (1, 2, 4), 2),
+        Steps("first", 0, SHARES, 1, 2),
+        Steps("second", 0, SHARES, 1, 4),
+        Steps("third", 0, SHARES, 1, 0),
     ]
 
 
@@ -93,6 +118,7 @@ def _stream() -> list[Dimension]:
     return [
         Choice("sink", (0, 8, 32, 64), 0),
         Choice("recent", (0, 16, 32, 64, 96, 128), 0),
+        Choice("flush", (1, 32, 64, 128, 256), 1),
         Choice("key_norm", (False, True), False),
     ]
 
