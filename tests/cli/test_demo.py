@@ -10,8 +10,8 @@ import pytest
 from cli_runs import error_of, run
 
 import duotone
-from duotone.defaults import PICTURES, name_of
 from duotone.demo.server import DemoServer
+from duotone.loading import load
 
 
 @pytest.fixture
@@ -35,7 +35,8 @@ def test_says_where_the_page_is_and_opens_it(served):
     (url,) = re.findall(r"duotone-tiny answers at (http://127.0.0.1:\d+/) ", result.stdout)
     assert served["opened"] == [url]
     (server,) = served["servers"]
-    assert (server.demo.scheme, server.demo.bits) == (name_of(PICTURES), None)
+    name, bits = server.demo.scheme, server.demo.bits
+    assert server.demo.choices.spec(name, bits) == duotone.recommend(load(None, "cpu").model).spec
     assert not server.demo.gallery.folder.exists()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(url, timeout=5)

@@ -48,6 +48,18 @@ def test_both_sides_answer_as_compare_does(loaded, prompt, later):
     assert " ".join(word for word, _ in events[-1]["words"]) == " ".join(expected.answer.split())
 
 
+def test_a_model_of_another_family_answers_from_its_ids(loaded, prompt, monkeypatch):
+    monkeypatch.setattr("duotone.inference.batch.EMBEDDABLE_FAMILIES", frozenset())
+    monkeypatch.setattr(module, "EMBEDDABLE_FAMILIES", frozenset())
+    spec, answers = duotone.scheme("minmax", bits=1), Answers(loaded, 6)
+    assert not answers.can_ask_later
+    events = list(answers.ask(prompt, spec, False))
+    (expected,) = compared(loaded, prompt, spec, 6, False)
+    texts = [of_kind(events, "end", side)[0]["text"] for side in (0, 1)]
+    assert texts == [expected.reference, expected.answer]
+    assert of_kind(events, "token", 0)[0]["tokens"] == 1
+
+
 def test_bytes_and_seconds_grow_from_token_to_token(loaded, prompt):
     events = list(Answers(loaded, 5).ask(prompt, duotone.scheme("minmax"), False))
     tokens = [of_kind(events, "token", side) for side in (0, 1)]

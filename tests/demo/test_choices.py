@@ -22,12 +22,23 @@ def test_every_registered_scheme_is_listed_with_the_widths_that_it_takes(loaded)
 
 
 def test_gives_the_spec_of_a_scheme_at_some_bits(loaded):
-    own = duotone.scheme("kivi", bits=4)
-    choices = Choices(loaded, {"mine.json": own})
-    assert choices.to_list()[0]["name"] == "mine.json"
-    assert choices.spec("mine.json", None) == own
+    choices = Choices(loaded)
     assert choices.spec("minmax", 3) == duotone.scheme("minmax", bits=3)
     assert choices.spec("kivi", None) == choices.spec("kivi", 2) == duotone.scheme("kivi")
+
+
+def test_a_spec_is_found_among_the_registered_ones_or_joins_them(loaded):
+    choices = Choices(loaded)
+    four, changed = duotone.scheme("kivi", bits=4), duotone.scheme("kivi").replace(recent=64)
+    assert choices.add("kivi@4", four) == ("kivi", 4)
+    assert choices.add("kivi", four) == ("kivi", 4)
+    assert choices.add("kivi", duotone.scheme("kivi")) == ("kivi", None)
+    assert choices.add("asymkv", duotone.scheme("asymkv")) == ("asymkv", None)
+    assert len(choices.to_list()) == len(duotone.schemes())
+    assert choices.add("kivi@2", changed) == ("kivi@2, changed", None)
+    assert choices.add("mine.json", four) == ("mine.json", None)
+    assert [choice["name"] for choice in choices.to_list()[:2]] == ["mine.json", "kivi@2, changed"]
+    assert choices.spec("kivi@2, changed", None) == changed
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,15 @@ def test_an_error_in_the_middle_is_an_event(server, monkeypatch):
     assert json.loads(lines[-1]) == {"event": "error", "message": "out of luck"}
 
 
+def test_an_error_at_the_beginning_has_words(server, monkeypatch):
+    def broken(self, asked):
+        yield from ()
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(Demo, "ask", broken)
+    assert error_of(server, "/ask", question(), status=500) == "out of memory"
+
+
 def test_a_taken_address_is_an_error(server):
     with pytest.raises(OSError, match="in use"):
         DemoServer(server.demo, *server.server_address)

@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from duotone.defaults import PICTURES
-
 from .common import (
     SPEC_SUFFIX,
     BitsOption,
@@ -20,18 +18,18 @@ from .common import (
     TokensOption,
     error_console,
     load_model,
+    recommended_spec,
     scheme_spec,
     user_errors,
 )
 
 PORT = 8321
-SCHEME = PICTURES.partition("@")[0]
 
 
 @user_errors
 def command(
     model: ModelOption = None,
-    scheme: SchemeOption = SCHEME,
+    scheme: SchemeOption = None,
     bits: BitsOption = None,
     max_new_tokens: TokensOption = 96,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
@@ -52,12 +50,14 @@ def command(
 
       duotone demo --scheme my-spec.json --no-browser --port 9000
     """
-    spec = scheme_spec(scheme, bits)
+    spec = None if scheme is None else scheme_spec(scheme, bits)
     loaded = load_model(model, device)
+    if scheme is None:
+        scheme, spec = recommended_spec(loaded.model, bits)
     with tempfile.TemporaryDirectory(prefix="duotone-demo-") as folder:
-        server = _server(loaded, scheme, bits, spec, max_new_tokens, (host, port), Path(folder))
-        with server:
-            _warm_up(server.demo)
+        demo = _demo(loaded, scheme, spec, max_new_tokens, Path(folder))
+        with _server(demo, host, port) as server:
+            _warm_up(demo)
             typer.echo(f"{loaded.name} answers at {server.url} (Ctrl+C ends it)")
             if browser and _has_screen():
                 webbrowser.open(server.url)
@@ -67,35 +67,28 @@ def command(
                 typer.echo("ended", err=True)
 
 
-def _server(
-    loaded: Any,
-    scheme: str,
-    bits: int | None,
-    spec: Any,
-    max_new_tokens: int,
-    address: tuple[str, int],
-    folder: Path,
-) -> Any:
-    """The server at an address. Errors: ValueError where it cannot begin."""
+def _demo(loaded: Any, scheme: str, spec: Any, max_new_tokens: int, folder: Path) -> Any:
+    """The page's contents. Errors: ValueError for a scheme that does not fit the model."""
     from duotone.demo.answers import Answers
     from duotone.demo.choices import Choices
     from duotone.demo.gallery import Gallery
-    from duotone.demo.server import Demo, DemoServer
+    from duotone.demo.server import Demo
     from duotone.inference.compare import check_scheme_fits
-    from duotone.quant.schemes import name_and_bits
 
     check_scheme_fits(loaded, spec, has_images=True)
-    if scheme.endswith(SPEC_SUFFIX):
-        name, own = Path(scheme).name, {Path(scheme).name: spec}
-    else:
-        (name, own_bits), own = name_and_bits(scheme), {}
-        bits = own_bits if bits is None else bits
-    answers = Answers(loaded, max_new_tokens)
-    demo = Demo(answers, Gallery(folder), Choices(loaded, own), name, bits)
+    name = Path(scheme).name if scheme.endswith(SPEC_SUFFIX) else scheme
+    choices = Choices(loaded)
+    begin, bits = choices.add(name, spec)
+    return Demo(Answers(loaded, max_new_tokens), Gallery(folder), choices, begin, bits)
+
+
+def _server(demo: Any, host: str, port: int) -> Any:
+    """The server at an address. Errors: ValueError where it cannot be had."""
+    from duotone.demo.server import DemoServer
+
     try:
-        return DemoServer(demo, *address)
+        return DemoServer(demo, host, port)
     except OSError as error:
-        host, port = address
         raise ValueError(
             f"the page needs an address to listen on, and {host}:{port} cannot be had: {error}; "
             "choose another --port, or 0 for a free one"

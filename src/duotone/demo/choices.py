@@ -35,20 +35,38 @@ class Choice:
 
 
 class Choices:
-    """All registered schemes for one model, and specs of the user's own.
+    """All registered schemes for one model, and specs that are added."""
 
-    own: {name: spec}, e.g. of a file that `duotone calibrate` wrote.
-    """
-
-    def __init__(self, loaded: Loaded, own: dict[str, Any] | None = None) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         import duotone
 
-        self._all = {name: _own(loaded, name, spec) for name, spec in (own or {}).items()}
-        for name, summary in duotone.schemes().items():
-            self._all[name] = _registered(loaded, name, summary)
+        self._loaded = loaded
+        self._all = {
+            name: _registered(loaded, name, summary) for name, summary in duotone.schemes().items()
+        }
+
+    def add(self, name: str, spec: Any) -> tuple[str, int | None]:
+        """(scheme, bits) of a spec in the list; a spec that is none of them joins, as the first.
+
+        name: NAME, NAME@BITS, or a file's name. bits: None for the scheme's own.
+        """
+        scheme, _, width = name.partition("@")
+        bits = int(width) if width.isdecimal() else None
+        if scheme in self._all:
+            widths = [bits] if bits else [None, *self._all[scheme].bits]
+            found = next((b for b in widths if self._known(scheme, b) == spec), "none")
+            if found != "none":
+                return scheme, found
+            name = f"{name}, changed"
+        self._all = {name: _own(self._loaded, name, spec), **self._all}
+        return name, None
+
+    def _known(self, name: str, bits: int | None) -> Any:
+        choice = self._all[name]
+        return self.spec(name, bits) if bits in (None, choice.default, *choice.bits) else None
 
     def to_list(self) -> list[dict[str, Any]]:
-        """JSON-safe data of all, the user's own first."""
+        """JSON-safe data of all, added ones first."""
         return [choice.to_dict() for choice in self._all.values()]
 
     def spec(self, name: Any, bits: Any) -> Any:

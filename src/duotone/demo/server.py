@@ -15,6 +15,7 @@ from duotone.demo.answers import Answers
 from duotone.demo.choices import Choices
 from duotone.demo.gallery import MOST_BYTES, Gallery, too_large
 from duotone.loading import EMBEDDED
+from duotone.tools import json_text
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -107,6 +108,10 @@ class Handler(BaseHTTPRequestHandler):
                 self._fail(HTTPStatus.NOT_FOUND, f"there is no {url.path}")
         except ValueError as error:
             self._fail(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError:
+            raise  # the connection's, or the folder's
+        except Exception as error:
+            self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, str(error) or type(error).__name__)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing about requests."""
@@ -141,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(length))
 
     def _json(self) -> dict[str, Any]:
-        data = json.loads(self._body(MOST_JSON))
+        data = json_text.loads(self._body(MOST_JSON))
         if not isinstance(data, dict):
             raise ValueError(f"a request must be a JSON object, got {type(data).__name__}")
         return data

@@ -235,7 +235,8 @@ async function begin() {
   state = await answerOf(await fetch("state"));
   const millions = (state.parameters / 1e6).toLocaleString("en", { maximumFractionDigits: 1 });
   by("model").textContent = `${state.model}, ${millions} million parameters, on ${state.device}.`;
-  by("honest").textContent = (state.device === "cuda" ? ""
+  by("honest").textContent = (state.device === "cuda"
+    ? "A scheme's first answer compiles its kernels; ask twice. "
     : "Without a GPU no kernels run: the few-bit cache saves memory here, and takes more time. ")
     + "Both sides take turns on one model. Time is each side's own: the question, quantizing and the answer."
     + (state.embedded ? " Schemes may order differently on your model: duotone evaluate measures it." : "");
