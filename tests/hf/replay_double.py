@@ -5,6 +5,7 @@ capture and no Python, and later results overwrite earlier ones. So it is stale 
 and its tensors hold nothing before the first replay.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from torch.utils._pytree import tree_leaves
 from duotone.cache import blocks
 from duotone.hf.graphs import decode_call, decode_steps, kept_steps, rules
 
+_LOCK = threading.Lock()
+# What `is_capturing` was, by the captures that run: the first one has the real function.
+_INSIDE: list[Callable[..., bool]] = []
 # A CUDA graph cannot wait for the device, nor for a copy of what is on the host (lift_fresh).
 ASKING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item", "lift_fresh")
 # Byte of tensors that nothing has written.
@@ -122,10 +126,21 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ReplayDouble]]:
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Inside, tables of blocks know that launches are captured."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "is_capturing", lambda device: True)
+    """Inside, tables of blocks know that launches are captured; threads may be inside at once.
+
+    Two patches that overlap in time would undo each other in the wrong order.
+    """
+    with _LOCK:
+        _INSIDE.append(blocks.is_capturing)
+        blocks.is_capturing = lambda device: True
+    try:
         yield
+    finally:
+        with _LOCK:
+            first = _INSIDE[0]
+            _INSIDE.pop()
+            if not _INSIDE:
+                blocks.is_capturing = first
 
 
 @contextmanager
