@@ -6,7 +6,7 @@
 #   benchmarks/on_device.sh budget 8b 3328     one model and length, all budgets, in 8 minutes; 26b: an H200
 #   benchmarks/on_device.sh mquant             linears, decode steps, whole models, tile sizes
 #   benchmarks/on_device.sh quality 256 24     recipes on the held-out tasks: samples, calibration, and
-#                                              "none,normed x32,hidden x64": outlier channels
+#                                              "normed x32,hidden x64" w4a8: outlier channels, rows
 #   benchmarks/on_device.sh tests              the GPU tier
 #   benchmarks/on_device.sh sanitize racecheck decode kernels under a tool of compute-sanitizer
 export PYTHONPATH=src
@@ -39,11 +39,12 @@ mquant() {
   keep
 }
 
-# pycocoevalcap, which scores captions, may have been carried along. $3: stresses, as --stress has them.
+# pycocoevalcap, which scores captions, may have been carried along. $3, $4: stresses and recipes, as
+# --stress and --recipes have them.
 quality() {
   for part in 1/8 2/8 3/8 4/8 5/8 6/8 7/8 8/8; do
     PYTHONPATH=src:.carry python -m benchmarks.mquant.quality --part $part --n "$1" \
-      --calibration "$2" --stress "${3:-none}" --out /tmp/results/quality &
+      --calibration "$2" --stress "${3:-none}" ${4:+--recipes "$4"} --out /tmp/results/quality &
   done
   wait
   keep

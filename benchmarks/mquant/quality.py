@@ -77,6 +77,8 @@ RECIPES = (
     "awq-w4a16-g128",
 )
 
+# Words of --recipes: all rows of a width.
+WIDTHS = ("w4a8", "w8a8")
 VISUAL = "visual x64"
 STRESSES = (*WEIGHT_STRESSES, VISUAL)
 LINE = ("linear", "mode", "scales", "damping", "alpha", "error", "error_rtn")
@@ -237,6 +239,8 @@ def show(result: dict[str, Any]) -> None:
 def chosen_recipes(arguments: argparse.Namespace) -> list[str]:
     """Names of this process's share, checked before any work."""
     names = arguments.recipes.split(",")
+    if arguments.recipes in WIDTHS:
+        names = [name for name in RECIPES if name.endswith(f"-{arguments.recipes}")]
     for name in names:
         get_recipe(name)
     unknown = set(arguments.stress.split(",")) - set(STRESSES)
@@ -252,7 +256,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--recipes", default=",".join(RECIPES), help=f"or one of {WIDTHS}")
     parser.add_argument("--n", type=int, default=100, help="held-out samples per task")
     parser.add_argument("--calibration", type=int, default=32, help="samples per task")
     parser.add_argument("--batch-size", type=int, default=100)
@@ -277,7 +281,7 @@ def main() -> None:
         check_disjoint(data.hashes, [task.example(i) for i in range(arguments.n)])
     runs = [reference(loaded, task, arguments.n, arguments.batch_size) for task in tasks]
     log("calibration and held-out data are disjoint; bf16 answered")
-    if arguments.part.startswith("1/"):
+    if arguments.part.startswith("1/") and "none" in arguments.stress.split(","):
         result = result_of(loaded, runs, "bf16", {"stress": "none"}, started)
         write_new_json(arguments.out / "none" / "bf16.json", result)
         show(result)

@@ -8,10 +8,12 @@ import torch
 import duotone
 from duotone.hf.weights.checkpoint import load, save
 from duotone.hf.weights.compressed_tensors import check_expressible, export
+from duotone.hf.weights.fusion import unfused
 from duotone.quantize import CalibrationSet, quantize_model
 from duotone.weights.methods.recipe import get_recipe
 from duotone.weights.methods.rtn import round_to_nearest
 from duotone.weights.methods.rule import LinearRule
+from duotone.weights.modules.fused import Fused
 from duotone.weights.modules.quant_linear import QuantLinear
 
 from families import inputs, tiny_model
@@ -117,6 +119,26 @@ def test_a_static_head_with_gptq_is_calibrated_on_text():
     assert line["error"] <= line["error_rtn"]
     assert kinds(loaded.model)["lm_head"] == ("w8a8", "static", 1)
     assert list(line["largest"]) == ["text"]
+
+
+def test_readers_of_one_norm_may_differ():
+    """Fused modules take gate and up of two widths, and leave a norm whose readers differ alone."""
+    rules = (
+        LinearRule("*.language_model.*.gate_proj", bits=8),
+        LinearRule("*.language_model.*.q_proj", activation="none"),
+        LinearRule("*.language_model.layers.1.*.up_proj", bits=16),
+    )
+    loaded, _ = quantized("mquant-w4a8", rules=rules)
+    layers = loaded.model.model.language_model.layers
+    fused = [isinstance(layer.post_attention_layernorm, Fused) for layer in layers]
+    assert fused[:2] == [True, False]
+    assert not any(isinstance(layer.input_layernorm, Fused) for layer in layers)
+    given = prompt(loaded)
+    found = logits(loaded.model, given)
+    with unfused(loaded.model):
+        assert torch.equal(logits(loaded.model, given), found)
+    wanted = logits(tiny_loaded().model, given)
+    assert (found - wanted).norm() < 0.8 * wanted.norm()
 
 
 def test_what_no_rule_can_mean_is_refused_before_any_work(tmp_path):
