@@ -33,6 +33,15 @@ def test_a_notebook_runs_and_its_outputs_are_stored(path, tmp_path):
     assert len(code_cells(stored)) > 4
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_on_a_gpu(path, tmp_path):
+    notebook = read(path)
+    stored = kinds(notebook)
+    run(notebook, path.name, tmp_path)
+    assert kinds(notebook) == stored
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_small_and_readable_by_jupyter(path):
     notebook = read(path)

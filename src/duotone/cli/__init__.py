@@ -28,7 +28,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Multimodal LLMs on few bits: 1-bit visual KV caches on Hugging Face transformers.\n\n"
-    "Start with [bold]duotone compare[/bold]: it needs no arguments and no network.",
+    "Start with [bold]duotone compare[/bold], or [bold]duotone demo[/bold] for a page: both need "
+    "no arguments and no network.",
 )
 
 
