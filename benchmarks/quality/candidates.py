@@ -105,6 +105,13 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "back K more signs, .22": Parts(_FRONT_1, Part(_MORE.key, _SIGNS.value), 0.22),
         "front 2 bits, back K 1 bit, .22": Parts(same(2), Part(1, ((1, 1 / 4),)), 0.22),
         "whole": Parts(Part(((4, 1 / 8), (2, 1 / 4)), ((2, 1 / 4), (1, 5 / 8)))),
+        "whole wider": Parts(Part(((4, 1 / 8), (2, 3 / 8)), ((2, 1 / 4), (1, 3 / 4)))),
+        "milder, 1/2": Parts(
+            Part(((4, 1 / 8), (2, 1 / 2)), ((2, 1 / 2), (1, 1 / 2))), _SIGNS, 1 / 2
+        ),
+        "milder, .26": Parts(
+            same(_FRONT_1.value), Part(((2, 1 / 8), (1, 1 / 4)), _SIGNS.key), 0.26
+        ),
         "whole without zeros": Parts(same(((2, 1 / 8), (1, 7 / 8)))),
     },
     2: {
