@@ -80,10 +80,13 @@ def test_bytes_are_what_the_formulas_say(name: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, s in SPECS.items() if s.block_tokens is not None])
-def test_whole_groups_are_packed_as_blocks_are(name: str) -> None:
+def test_whole_groups_are_packed_as_blocks_are(name: str, monkeypatch) -> None:
     x, spec = states(2, 32), SPECS[name]
-    parts = pack_groups(x, spec)
     whole = pack_tensor(x, spec, single_block(torch.tensor([32, 32])))
+    # A captured step may not wait for the device.
+    for method in ("split", "append", "is_whole"):
+        monkeypatch.setattr(BlockTable, method, None)
+    parts = pack_groups(x, spec)
     assert set(parts) == set(whole.tensor_names())
     for part, tensor in parts.items():
         assert torch.equal(tensor, getattr(whole, part)), part

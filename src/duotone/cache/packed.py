@@ -277,7 +277,9 @@ def pack_tensor(
     """
     check_packed(spec)
     dtype, x = x.dtype, in_basis(x, spec)
-    x, blocks, extra = _divided(x, spec, spans)
+    along_channels = spec.along == "channels"
+    blocks = spans if along_channels and not spec.factors else spans.split(spec.block_tokens)
+    x, extra = _divided(x, spec, blocks)
     if spec.along == "channels":
         mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
         parts = _packed_parts(quantize(x, spec, mask, decoding=decoding), spec)
@@ -288,28 +290,20 @@ def pack_tensor(
     )
 
 
-def _divided(
-    x: Tensor, spec: TensorSpec, spans: BlockTable
-) -> tuple[Tensor, BlockTable, dict[str, Tensor]]:
-    """(x divided by its factors, its blocks, the factors by name)."""
-    along_channels = spec.along == "channels"
-    blocks = spans if along_channels and not spec.factors else spans.split(_block_size(spec))
+def _divided(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> tuple[Tensor, dict[str, Tensor]]:
+    """(x divided by its factors, the factors by name); x itself without factors."""
     if spec.factors is None:
-        return x, blocks, {}
-    valid = valid_mask(spans.lengths, x.shape[2])[:, None, :, None]
+        return x, {}
+    valid = valid_mask(blocks.lengths, x.shape[2])[:, None, :, None]
     x = widened(x).masked_fill(~valid, 0)
     if spec.factors == NORM:
         x, factor = divided_by_norm(x, spec)
-        return x, blocks, {"factor": factor}
+        return x, {"factor": factor}
     slots = blocks.to_slots(x)
     slots, factor = divided_blocks(slots, blocks.mask[:, None].expand(slots.shape[:4]), spec)
-    factor = factor if along_channels else blocks.to_tokens(factor.unsqueeze(-1))
-    return blocks.to_tokens(slots), blocks, {"factor": factor}
-
-
-def _block_size(spec: TensorSpec) -> int | None:
-    """Tokens of a block of the table; None: whole spans."""
-    return spec.block_tokens if spec.along != "channels" or spec.factors else None
+    if spec.along != "channels":
+        factor = blocks.to_tokens(factor.unsqueeze(-1))
+    return blocks.to_tokens(slots), {"factor": factor}
 
 
 def pack_groups(
@@ -326,7 +320,7 @@ def pack_groups(
         whole = BlockTable.uniform(len(x), x.shape[2], spec.block_tokens or x.shape[2], x.device)
     # Splitting a table reads its lengths from the device, which no captured step may.
     if spec.factors is not None:
-        x, _, extra = _divided(x, spec, whole)
+        x, extra = _divided(x, spec, whole)
     if spec.along == "channels":
         return _packed_parts(quantize(x, spec, decoding=decoding), spec) | extra
     if spec.heads == "all":
