@@ -57,6 +57,7 @@ def click(page, selector, number=0):
 def ask(page, question):
     page.value(f"document.getElementById('question').value = {question!r}")
     click(page, "#ask")
+    assert page.value("document.body.dataset.state") == "asking"
     page.wait_for(ANSWERED)
 
 
@@ -82,6 +83,20 @@ def test_a_scheme_can_be_chosen_and_a_suggestion_asks(page):
     click(page, "#suggestions button", 1)
     page.wait_for(ANSWERED)
     assert "the same answer" in page.value("document.getElementById('verdict').textContent")
+
+
+def test_a_second_question_takes_the_place_of_the_first(page):
+    click(page, "#ask")
+    ask(page, "What colour is the house?")
+    assert page.value(TEXT.format(0)) == "purple"
+    assert page.errors == []
+
+
+def test_a_cache_that_is_not_smaller_says_so(page):
+    page.value("document.getElementById('scheme').value = 'dense'")
+    page.value("document.getElementById('scheme').dispatchEvent(new Event('change'))")
+    ask(page, "What colour is the house?")
+    assert "is not smaller" in page.value("document.getElementById('verdict').textContent")
 
 
 def test_pictures_can_be_drawn_and_sent_and_what_is_none_is_refused(page):

@@ -162,7 +162,7 @@ function verdict(done, ends) {
     parts.push(`The pictures' cache is ${times.toFixed(1)}x smaller.`);
   }
   const times = ratio("total_bytes", "dense_equivalent_bytes");
-  parts.push(times < 1 ? "The whole cache is larger: the text is too short to save any."
+  parts.push(times < 1 ? "The whole cache is not smaller: its tokens are in 16 bit."
     : `The whole cache is ${times.toFixed(1)}x smaller.`);
   say(parts.join(" "));
   if (!done.same) {
