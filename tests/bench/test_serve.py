@@ -187,5 +187,5 @@ def test_the_summary_compares_loads_that_come_at_once():
     head = "With 30 GB of cache, and prompts of 4,096 tokens, a server on 2 bits gives 2.50 times "
     assert serve_summary([both, one, rates, three]).splitlines() == [
         f"{head}the tokens of 16 bit (a GPU).",
-        f"{head}the tokens of 16 bit and 2.00 times the tokens of FP8 (a GPU).",
+        f"{head}the tokens of 16 bit and 2.00 times FP8's (a GPU).",
     ]

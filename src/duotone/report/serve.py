@@ -8,7 +8,7 @@ from duotone.report.markdown import Result, markdown_table, source
 
 BASE, OURS = "bf16", "duotone_2bit"
 # {row: its name in the summary}
-OTHERS = {BASE: "16 bit", "fp8": "FP8"}
+OTHERS = {BASE: "the tokens of 16 bit", "fp8": "FP8's"}
 # {column: (field of a rate, its format)}
 COLUMNS = {
     "requests": ("completed", "d"),
@@ -50,7 +50,7 @@ def serve_summary(results: Sequence[Result]) -> str:
         best = {row["row"]: most for row in one["rows"] if (most := _at_once(row))}
         if {BASE, OURS} <= best.keys():
             others = [
-                f"{best[OURS] / best[name]:.2f} times the tokens of {words}"
+                f"{best[OURS] / best[name]:.2f} times {words}"
                 for name, words in OTHERS.items()
                 if name in best
             ]
