@@ -88,12 +88,20 @@ def test_a_preset_takes_the_place_of_a_worse_calibration(pictured, made, tmp_pat
 
 def test_presets_far_above_the_bits_are_not_measured(pictured, made):
     facts, counts = model_facts(pictured.model), PromptCounts(24, 12, True)
-    few, many = (presets_near(facts, made[1], counts, bits) for bits in (2.5, 9.0))
+    few, many = (presets_near(facts, made[1], counts, 6, bits) for bits in (2.5, 9.0))
     assert set(few) < set(many)
     assert "lloyd @4" in many
     assert "lloyd @4" not in few
-    assert all(spec.visual == "text" for spec in presets_near(
-        facts, duotone.scheme("kivi"), counts, 16.0).values())  # fmt: skip
+
+
+def test_presets_of_streams_are_planned_with_their_answers(pictured):
+    facts, counts = model_facts(pictured.model), PromptCounts(0, 200, all_pictured=False)
+    alone, answered = (
+        presets_near(facts, duotone.scheme("kivi"), counts, answer, 14.0) for answer in (1, 400)
+    )
+    assert all(spec.visual == "text" for spec in answered.values())
+    assert "kivi @2" in answered
+    assert "kivi @2" not in alone
 
 
 def test_a_preset_far_from_16_bit_is_given_up():

@@ -5,12 +5,16 @@ import torch
 
 import duotone
 from duotone.calibrate import Settings, calibrate, calibration_data, compare, write
+from duotone.calibrate.moments import CalibrationBatch
 from duotone.calibrate.run import check_settings
 from duotone.inference.batch import generate, make_cache, prepare
 from duotone.inference.encoded import EncodedPrompts, TextFile
 from duotone.loading import Loaded
 from tiny_text import LetterTokenizer, text_model
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
+
+from families import inputs as family_inputs
+from families import tiny_model as family_model
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +103,20 @@ def test_a_text_is_cut_and_held_out(words):
     assert end.found.packed > 0.5
     with pytest.raises(ValueError, match="must have at least 30 samples"):
         calibration_data(words, [text], 8, 2, heldout=22)
+
+
+@pytest.mark.parametrize("family", ["llava", "gemma3", "qwen2_5_vl"])
+def test_families_that_cannot_read_on_are_compared_token_by_token(family):
+    model = family_model(family)
+    batches = [
+        CalibrationBatch(family_inputs(family, [[3, "image", 4], [1, "image", 5]], seed), 4)
+        for seed in (1, 2)
+    ]
+    loaded = Loaded(family, model, None)
+    settings = Settings(bits=2.0, foreground=None)
+    bases, spec, _ = calibrate(loaded, batches[:1], settings)
+    end, kept = compare(loaded, bases, spec, {"mine": batches[1:]})
+    assert end.samples == 2
+    assert end.found.kl > 0
+    assert 0.1 < end.found.packed < 1
+    assert (kept == spec) == (end.kept == "calibrated")

@@ -69,7 +69,8 @@ def compare(
         measured, parts = meter.measured(_elsewhere(bases, spec, Path(folder)))
     rows = {CALIBRATED: measured}
     found = verdict(CALIBRATED, {CALIBRATED: spec}, rows, ())
-    known = presets_near(facts, spec, counts, found.found.bits)
+    longest = max(batch.answer_tokens for _, batch in _flat(heldout))
+    known = presets_near(facts, spec, counts, longest, found.found.bits)
     for done, (name, preset) in enumerate(known.items(), start=len(encoded) + 1):
         with suppress(Lost):
             rows[name] = meter.measured(preset, _far_from(parts, len(heldout)))[0]
@@ -113,14 +114,16 @@ def _elsewhere(bases: Bases, spec: CacheSpec, folder: Path) -> CacheSpec:
 
 
 def presets_near(
-    facts: ModelFacts, spec: CacheSpec, counts: PromptCounts, bits: float
+    facts: ModelFacts, spec: CacheSpec, counts: PromptCounts, answer: int, bits: float
 ) -> dict[str, CacheSpec]:
     """{label: spec} of presets for the same tokens that are planned to take about `bits` or less.
 
-    They are of visual spans where the spec has some, else streams.
+    They are of visual spans where the spec has some, else streams, with `answer` tokens of an
+    answer after the prompt.
     """
     streams = spec.visual == "text"
-    tokens = {"text_tokens": counts.text} if streams else {"visual_tokens": counts.visual}
+    of_stream = {"text_tokens": counts.text, "new_tokens": answer - 1}
+    tokens = of_stream if streams else {"visual_tokens": counts.visual}
     found: dict[CacheSpec, str] = {}
     for name, widths in (STREAMS if streams else PRESETS).items():
         for width in widths if name in SCHEMES else ():
