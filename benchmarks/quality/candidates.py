@@ -83,6 +83,8 @@ BASE = {
     2: Parts(_FRONT_2, Part(((4, 1 / 8), (2, 3 / 8)), ((2, 1 / 2),)), gains=("fit", 1.0)),
 }
 _OF_3 = Parts(_FRONT_1, _SIGNS, 0.3)
+_MILD = Part(((4, 1 / 8), (2, 1 / 2)), ((2, 1 / 2), (1, 1 / 2)))
+_MILDER = Parts(_MILD, _SIGNS, 0.45)
 _WIDER, _EVENLY = Parts(_FRONT_2, _ALL_2), Parts(_EVEN, _ALL_2)
 
 CANDIDATES: dict[int, dict[str, Parts]] = {
@@ -106,9 +108,11 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "front 2 bits, back K 1 bit, .22": Parts(same(2), Part(1, ((1, 1 / 4),)), 0.22),
         "whole": Parts(Part(((4, 1 / 8), (2, 1 / 4)), ((2, 1 / 4), (1, 5 / 8)))),
         "whole wider": Parts(Part(((4, 1 / 8), (2, 3 / 8)), ((2, 1 / 4), (1, 3 / 4)))),
-        "milder, 1/2": Parts(
-            Part(((4, 1 / 8), (2, 1 / 2)), ((2, 1 / 2), (1, 1 / 2))), _SIGNS, 1 / 2
-        ),
+        "milder, .45": _MILDER,
+        "milder, .45, V gain 1.1": replace(_MILDER, gains=("fit", 1.1)),
+        "milder, .42, first signs": replace(_MILDER, share=0.42, first=Part(1, _SIGNS.value)),
+        "milder K, .36": replace(_MILDER, front=Part(_MILD.key, _FRONT_1.value), share=0.36),
+        "milder V, .36": replace(_MILDER, front=Part(_FRONT_1.key, _MILD.value), share=0.36),
         "milder, .26": Parts(
             same(_FRONT_1.value), Part(((2, 1 / 8), (1, 1 / 4)), _SIGNS.key), 0.26
         ),
