@@ -52,6 +52,7 @@ def rivals() -> dict[str, CacheSpec]:
     found = {
         "kivi@2": duotone.scheme("kivi", bits=2),
         "oscar-rotation@2": duotone.scheme("oscar-rotation", bits=2),
+        "oscar-rotation, Lloyd-Max@2": duotone.scheme("oscar-rotation", bits=2, lloyd=True),
         "oscar-scaling@2": duotone.scheme("oscar-scaling", bits=2),
         "kvarn K2 V2": duotone.scheme("kvarn", key_bits=2, value_bits=2),
         "kvarn K4 V2": duotone.scheme("kvarn"),

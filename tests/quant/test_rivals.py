@@ -155,6 +155,26 @@ def test_oscar_clips_rotated_tokens_by_rank(x: Tensor, which: str) -> None:
     assert_decodes(x, getattr(text("oscar-rotation"), which), expected @ hadamard(D))
 
 
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_oscars_lloyd_steps_follow_the_deviation(x: Tensor, which: str) -> None:
+    turned, share = x @ hadamard(D), {"key": 0.96, "value": 0.92}[which]
+    expected = torch.empty_like(x)
+    for h in range(HEADS):
+        for t in range(TOKENS):
+            row = turned[0, h, t].tolist()
+            bound = sorted(map(abs, row))[int(share * D)]
+            row = [min(max(v, -bound), bound) for v in row]
+            mean = sum(row) / D
+            deviation = math.sqrt(sum((v - mean) ** 2 for v in row) / D)
+            scale = 2 * 1.5095585584640503 / 3 * 1.16 * deviation
+            zero = 1.5 - mean / scale
+            edges = (-0.9810652732849121, 0.0, 0.9810652732849121)
+            codes = [sum((v - mean) / deviation >= edge for edge in edges) for v in row]
+            expected[0, h, t] = torch.tensor([(code - zero) * scale for code in codes])
+    spec = getattr(text("oscar-rotation", lloyd=True), which)
+    assert_decodes(x, spec, expected @ hadamard(D))
+
+
 def test_oscar_takes_the_rotations_of_a_file(tmp_path) -> None:
     turns = torch.linalg.qr(torch.randn(2, 3, HEADS, D, D)).Q
     file = tmp_path / "rotations.safetensors"
@@ -240,6 +260,7 @@ BAD = {
     "factors='norm' needs": {"factors": "norm", "along": "channels"},
     "factors need parameters": {"factors": "norm", "param_dtype": "float8"},
     "tile needs": {"tile": 4},
+    "ends='deviations' needs": {"ends": "deviations", "levels": "lloyd"},
     "ties='even' needs": {"ties": "even", "codebook": "gaussian", "mapping": "symmetric"},
     "heads='all' needs": {"heads": "all"},
 }

@@ -96,7 +96,7 @@ TORCH_PACKING = Honours.of(
     "PyTorch operations that pack",
     (
         *(*_READ, "hybrid_at", "eta", "shrink", "levels", "gain", "energy"),
-        *("clip", "grid", "ties", "heads"),
+        *("clip", "ends", "grid", "ties", "heads"),
     ),
     packs=True,
 )

@@ -15,6 +15,7 @@ from torch import Tensor
 from duotone.quant.checks import checked
 from duotone.quant.classes import assign_classes, class_counts, class_order
 from duotone.quant.ranges import (
+    deviation_range,
     energy_gain,
     energy_weights,
     fitted_gain,
@@ -189,7 +190,9 @@ def _range(x: Tensor, mask: Tensor, spec: TensorSpec, bits: int) -> tuple[Tensor
     if not bits:
         mean = stored(masked_mean(x, mask), spec)
         return torch.zeros_like(mean), mean
-    if spec.levels == "lloyd":
+    if spec.ends == "deviations":
+        scale, zero_point = deviation_range(x, mask)
+    elif spec.levels == "lloyd":
         scale, zero_point = lloyd_range(x, mask, bits)
     else:
         scale, zero_point = uniform_range(x, mask, bits, spec.shrink)

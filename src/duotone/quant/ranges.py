@@ -25,6 +25,8 @@ GAUSSIAN_STEP = {
     8: 0.0308399834,
 }
 LLOYD_ITERATIONS = 8
+# Between the cells of two neighbouring Lloyd-Max levels of 2 bits, in OSCAR's code.
+LLOYD_EDGE = 0.9810652732849121
 # Bounds of `energy_gain`.
 MIN_GAIN, MAX_GAIN = 0.5, 3.0
 
@@ -81,6 +83,17 @@ def uniform_range(x: Group, mask: Mask, bits: int, shrink: float) -> tuple[PerGr
     factor = torch.where(high > low, shrink, 1.0).to(x.dtype)
     low, high = low * factor, high * factor
     return (high - low) / ((1 << bits) - 1), low
+
+
+def deviation_range(x: Group, mask: Mask) -> tuple[PerGroup, PerGroup]:
+    """(scale, zero_point) of four levels about the mean whose cells end at Lloyd-Max edges.
+
+    A group of equal elements keeps them.
+    """
+    mean = masked_mean(x, mask)
+    deviation = masked_mean(((x - mean) * mask).square(), mask).sqrt()
+    scale = LLOYD_EDGE * deviation
+    return scale, mean - 1.5 * scale
 
 
 def lloyd_range(x: Group, mask: Mask, bits: int) -> tuple[PerGroup, PerGroup]:

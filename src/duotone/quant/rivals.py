@@ -7,6 +7,7 @@ on visual spans alone, for comparisons at equal bits.
 from __future__ import annotations
 
 from duotone.quant.bases import KIND, bases
+from duotone.quant.ranges import LLOYD_EDGE
 from duotone.quant.rotation import HADAMARD
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, TensorSpec
 from duotone.quant.spec_base import require
@@ -16,13 +17,18 @@ def _all_tokens(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpe
     return CacheSpec(visual="text", text=KVSpec(key, value), scale_keys="never", **cache)  # type: ignore[arg-type]
 
 
-def oscar_rotation(bits: int = 2, file: str | None = None) -> CacheSpec:
+# OSCAR's code: outermost Lloyd-Max level, its factor, and the edge of a cell (`quant.ranges`).
+LLOYD_GAIN = 1.16 * (2 * 1.5095585584640503 / 3) / LLOYD_EDGE
+
+
+def oscar_rotation(bits: int = 2, file: str | None = None, lloyd: bool = False) -> CacheSpec:
     """Spec of OSCAR (arXiv 2605.17757): a range per token of rotated channels, clipped by rank.
 
     file: rotations of a model (`calibrate.oscar`); None: a Hadamard matrix, the code's data-free
-    baseline.
+    baseline. lloyd: steps by the deviation of a token, of 2 bits (`SGLANG_LLOYD_MAX`).
     """
-    key = TensorSpec(bits, along="channels", clip=0.96, transform=HADAMARD)
+    fields = {"ends": "deviations", "gain": LLOYD_GAIN} if lloyd else {}
+    key = TensorSpec(bits, along="channels", clip=0.96, transform=HADAMARD, **fields)  # type: ignore[arg-type]
     spec = _all_tokens(key, key.replace(clip=0.92), sink=64, recent=256)
     return spec if file is None else _rotated(spec, file)
 

@@ -53,6 +53,8 @@ class TensorSpec(Record):
         bytes and two products of head_dim x head_dim per step and head.
     clip: numbers beyond this share of a token's channels, by magnitude, become the largest one
         within it before quantization (OSCAR); 1 clips nothing. Along channels.
+    ends: "range" of a group, or "deviations" from its mean: steps of .98 of them, the edges of
+        Lloyd-Max cells (OSCAR's code). Of 2 bits; `levels`, `shrink` and `eta` have no part in it.
     grid: "free", or "zero": zero_point is a whole number of steps, so that a level is exactly 0
         (integer zero-points, as OScaR has them).
     ties: code of a number in the middle of two levels: the upper one ("up") or the even one
@@ -93,6 +95,7 @@ class TensorSpec(Record):
     transform: str | None = decoded(None)
     param_dtype: Literal["float16", "bfloat16", "float32", "float8"] = decoded("float16")
     clip: float = stored(1.0)
+    ends: Literal["range", "deviations"] = stored("range")
     grid: Literal["free", "zero"] = stored("free")
     ties: Literal["up", "even"] = stored("up")
     heads: Literal["each", "all"] = stored("each")
@@ -191,6 +194,12 @@ class TensorSpec(Record):
         require(ok, "clip must lie in (0, 1]", self.clip, "1.0 switches it off.")
         ok = self.clip == 1 or self.along == "channels"
         require(ok, "clip != 1 needs along='channels'", self.along, "It ranks a token's channels.")
+        self._check_choice("ends", ("range", "deviations"))
+        plain = self.levels == "uniform" and self.shrink == 1 and self.eta == 0
+        ok = self.bits == 2 and self.classes is None and self.mapping == "asymmetric" and plain
+        ok = ok or self.ends == "range"
+        remedy = "Asymmetric, uniform levels, no classes; gain moves them."
+        require(ok, "ends='deviations' needs plain codes of 2 bits", self.bits, remedy)
         self._check_choice("grid", ("free", "zero"))
         ok = is_count(self.lag) and (not self.lag or self.along == "channels")
         remedy = "A token's parameters must be its own: along='channels'."
