@@ -22,6 +22,7 @@ from tiny_vlm import TinyProcessor, tiny_example, tiny_model
 NEW_TOKENS = 9
 ROUNDING = TensorSpec(2, along="channels")
 STREAM = KVSpec(TensorSpec(2, group=4), TensorSpec(2, along="channels", group=8))
+LAGGING = STREAM.replace(value=STREAM.value.replace(lag=6))
 VISUAL = KVSpec(TensorSpec(1), TensorSpec(1))
 INNER = TensorSpec(2, along="channels", group=4, mapping="hybrid", hybrid_at="prefill")
 BY_PHASE = KVSpec(INNER, TensorSpec(2, group=4))
@@ -34,6 +35,8 @@ SPECS = {
     "stream, sinks": CacheSpec(visual="text", text=STREAM, sink=3, recent=5, key_norm=True),
     "stream, no window": CacheSpec(visual="text", text=STREAM),
     "token by token": CacheSpec(visual="text", text=KVSpec(ROUNDING, ROUNDING), recent=2),
+    "stream, drained window": CacheSpec(visual="text", text=STREAM, flush=16),
+    "stream, V lags": CacheSpec(visual="text", text=LAGGING, flush=16),
     "spans beside a stream": CacheSpec(visual=VISUAL, text=STREAM, recent=1),
     "hybrid at prefill": CacheSpec(visual="text", text=BY_PHASE, recent=4),
 }

@@ -53,6 +53,7 @@ def test_the_nearest_preset_within_the_bits_is_the_rival():
     assert "found is better and is kept" in end.sentences()[0]
     assert end.sentences()[1] == "duotone-parts @1 is nearer at more bits: KL 0.05 at 1.30."
     assert compared(found=(0.1, 1.31), **numbers).kept == "duotone-parts @1"
+    assert len(compared(found=(0.1, 1.0), **numbers).sentences()) == 2  # 1.3 are no little more
 
 
 def test_a_budget_may_be_larger_than_what_was_found():

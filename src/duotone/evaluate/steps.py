@@ -31,11 +31,13 @@ def flush_steps(
     A cache flushes after several tokens and before a single one. Where a flush is due after a
     single token, the next token is read alone. Without a quantized text nothing is flushed, and
     the prompt is read with the tokens after it. Where a cache shows tokens of one step otherwise
-    than generated ones, every step after the prompt is a single one.
+    than generated ones, every step after the prompt is a single one. So it is under `lag`, where
+    each token sees other exact V.
     """
     longest = tokens if longest is None else longest
     streams = spec is not None and isinstance(spec.text, KVSpec)
-    if spec is not None and spec.tells_phases_apart:
+    lags = spec is not None and any(tensor.lag for tensor in spec.tensors)
+    if lags or (spec is not None and spec.tells_phases_apart):
         longest = 1
     elif not streams:
         prompt = 0

@@ -21,6 +21,8 @@ from .trials import outcome_of
 Rows = Mapping[str, Measured]
 # Of fewer pairs even a sign test settles nothing at 5 %, and a bootstrap would pretend to.
 FEWEST = 6
+# A preset of up to so many times the limit's bits is named where it is nearer to 16 bit.
+NEAR = 1.25
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class Verdict:
     def _nearer_at_more(self) -> list[str]:
         """Name the nearest preset that takes a little more than the limit."""
         kept = min(self.found.kl, self.rival.kl if self.rival else self.found.kl)
-        above = [one for one in self.others if one.bits > self.limit and not one.why]
+        near = (self.limit, NEAR * self.limit)
+        above = [one for one in self.others if near[0] < one.bits <= near[1] and not one.why]
         best = min(above, key=lambda one: one.kl, default=None)
         if best is None or best.kl >= kept:
             return []
