@@ -57,6 +57,8 @@ BASELINES = (
 # MQuant by parts and linears.
 MIXED = (
     "mquant-down-per-token",
+    "mquant-outputs-per-token",
+    "mquant-heads-outputs-per-token",
     "mquant-vision8",
     "mquant-vision8-down-per-token",
     "mquant-head8",

@@ -6,7 +6,8 @@ from duotone.report.markdown import Result, markdown_table, source, with_interva
 
 REFERENCE, PLAIN = "bf16", "none"
 # Best first, baselines after them; others follow by name.
-ORDER = (REFERENCE, "mquant-down-per-token", "mquant-vision8-down-per-token", "mquant")
+ORDER = (REFERENCE, "mquant-down-per-token", "mquant-outputs-per-token")
+ORDER += ("mquant-heads-outputs-per-token", "mquant-vision8-down-per-token", "mquant")
 ORDER += ("mquant-vision8", "mquant-head8", "quarot-per-token", "static-msq-rotation", "quarot")
 ORDER += ("static-msq", "static-msq-aifs", "static", "dynamic", "awq-dynamic", "awq")
 ORDER += ("smoothquant-gptq-dynamic", "smoothquant-gptq", "smoothquant", "rtn-dynamic", "rtn")

@@ -84,6 +84,19 @@ def test_every_linear_has_the_bits_of_its_rule_and_a_checkpoint_keeps_them(tmp_p
     assert 0 < after["head"] < before["embedding"] / 2
 
 
+def test_outputs_per_token_leave_what_follows_norms_static():
+    """With heads mixed online, V is not rotated and o_proj has a transform of its own."""
+    for name, online in (("mquant-outputs", False), ("mquant-heads-outputs", True)):
+        found, _ = quantized(f"{name}-per-token-w8a8")
+        layer = found.model.model.language_model.layers[0]
+        attention, mlp = layer.self_attn, layer.mlp
+        assert [m.activation for m in (attention.o_proj, mlp.down_proj)] == ["dynamic"] * 2
+        assert [len(m.scales) for m in (attention.q_proj, mlp.up_proj)] == [2, 2]
+        assert (attention.o_proj.plan is not None) is online
+        wanted = logits(tiny_loaded().model, prompt(found))
+        assert (logits(found.model, prompt(found)) - wanted).norm() < 0.15 * wanted.norm()
+
+
 def test_a_linear_of_16_bits_stays_the_models_own():
     loaded, _ = quantized("rtn-w8a8", rules=(KEPT,))
     plain = tiny_loaded().model

@@ -159,6 +159,8 @@ class Recipe(Record):
 
 # A scale per token where static ones lose most on outliers: the inputs of down_proj.
 DOWN_PER_TOKEN = LinearRule("mlp_output", ("language",), activation="dynamic")
+# The same for o_proj, whose inputs come next by the error of static scales.
+OUTPUTS_PER_TOKEN = LinearRule("*_output", ("language",), activation="dynamic")
 # The vision tower of MQuant's Table 2.
 VISION_W8 = LinearRule(parts=("vision",), bits=8, clip=False)
 # A scale per token: the head sees one token of a sequence per step.
@@ -176,9 +178,12 @@ def _family(bits: int) -> dict[str, Recipe]:
     mquant = rotated.replace(split="eq8")
     smoothed = static.replace(smooth=0.5)
     dynamic = static.replace(activation="dynamic")
+    outputs = mquant.replace(rules=(OUTPUTS_PER_TOKEN,))
     return {
         "mquant": mquant,
         "mquant-down-per-token": mquant.replace(rules=(DOWN_PER_TOKEN,)),
+        "mquant-outputs-per-token": outputs,
+        "mquant-heads-outputs-per-token": outputs.replace(online_attention=True),
         "rtn": rtn,
         "smoothquant": rtn.replace(smooth=0.5),
         "smoothquant-gptq": smoothed,
