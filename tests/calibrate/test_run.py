@@ -17,6 +17,7 @@ from duotone.calibrate import (
     write,
 )
 from duotone.calibrate.files import files_of
+from duotone.calibrate.gains import nearest
 from duotone.calibrate.profiles import gather_profiles
 from duotone.calibrate.run import bases_of, widths_of
 from duotone.calibrate.settings import TENSOR_WEIGHTS
@@ -95,6 +96,39 @@ def test_levels_of_values_move_apart_where_they_are_few(bits, gain):
     assert Settings(bits=bits).quantizer("value", parted=False).gain == gain
     assert Settings(bits=bits).quantizer("value", parted=True).gain == (1.1 if bits == 1 else 1.0)
     assert Settings(bits=bits).quantizer("key", parted=False).gain == "fit"
+
+
+def test_samples_choose_the_gain_of_whole_spans(pictured, monkeypatch):
+    data, whole = calibration_data(pictured, [TINY_TASK], 2, 2), Settings(foreground=None)
+    seen = {}
+
+    def chosen(label):
+        def nearest(model, bases, specs, batches):
+            seen.update({gain: spec.visual.value.gain for gain, spec in specs.items()})
+            return label
+
+        monkeypatch.setattr("duotone.calibrate.run.nearest", nearest)
+        _, spec, report = calibrate(pictured, data.batches, whole)
+        assert report["gain"] == label
+        return {spec.at_layer(i).visual.value.gain for i in range(3)}
+
+    assert chosen("fit") == {"fit"}
+    assert chosen(None) == {1.25}
+    assert seen == {None: 1.25, "fit": "fit"}
+    monkeypatch.setattr("duotone.calibrate.run.nearest", None)
+    fixed = Settings(foreground=None, gain=1.1)
+    assert calibrate(pictured, data.batches, fixed)[1].visual.value.gain == 1.1
+    assert calibrate(pictured, data.batches)[2]["gain"] is None
+
+
+def test_the_nearest_spec_is_that_of_the_least_divergence(pictured):
+    data = calibration_data(pictured, [TINY_TASK], 4, 2)
+    bases, spec, _ = calibrate(pictured, data.batches, Settings(bits=2.0, foreground=None))
+    value = spec.visual.value.replace(gain=8.0)
+    far = spec.replace(visual=spec.visual.replace(value=value), layers=())
+    near = spec.replace(layers=())
+    for specs in ({"near": near, "far": far}, {"far": far, "near": near}):
+        assert nearest(pictured.model, bases, specs, data.batches) == "near"
 
 
 def test_spans_stay_whole_where_that_is_asked_for(pictured):

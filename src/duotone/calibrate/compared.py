@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from duotone import CacheSpec
 from duotone.hf.model.facts import ModelFacts
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
-from duotone.quant.bases import Bases, Reference
+from duotone.quant.bases import Bases
 from duotone.quant.schemes import SCHEMES
 from duotone.tune.batches import PromptCounts, prompt_counts, ready
 from duotone.tune.objective import Ready
@@ -21,6 +20,7 @@ from duotone.tune.seeds import fits
 from duotone.tune.trials import Lost, Meter, Rival, mean
 from duotone.tune.verdict import Verdict, verdict
 
+from .gains import elsewhere
 from .moments import CalibrationBatch, facts_of
 
 CALIBRATED = "calibrated"
@@ -66,7 +66,7 @@ def compare(
     of = "visual" if counts.all_pictured and spec.visual != "text" else "cache"
     meter = Meter(loaded.model, prepared, of)
     with TemporaryDirectory() as folder:
-        measured, parts = meter.measured(_elsewhere(bases, spec, Path(folder)))
+        measured, parts = meter.measured(elsewhere(bases, spec, Path(folder)))
     rows = {CALIBRATED: measured}
     found = verdict(CALIBRATED, {CALIBRATED: spec}, rows, ())
     longest = max(batch.answer_tokens for _, batch in _flat(heldout))
@@ -102,15 +102,6 @@ def _flat(heldout: HeldOut) -> list[tuple[str, CalibrationBatch]]:
 def _say(progress: Progress | None, done: int, total: int) -> None:
     if progress:
         progress(done, total)
-
-
-def _elsewhere(bases: Bases, spec: CacheSpec, folder: Path) -> CacheSpec:
-    """The spec with its bases in a file of `folder`: nothing is written before the comparison."""
-    file = folder / "bases.safetensors"
-    bases.save(file)
-    named = next(Reference.parse(tensor.transform).file for tensor in spec.tensors)
-    text = spec.to_json().replace(json.dumps(named)[1:-1], json.dumps(str(file))[1:-1])
-    return CacheSpec.from_json(text)
 
 
 def presets_near(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from duotone.quant.bases import Bases, Reference
 from duotone.quant.layer_rules import layer_rules
 from duotone.report.provenance import stamp
 
+from .gains import nearest
 from .lengths import check_lengths
 from .moments import CalibrationBatch, LayerMoments, facts_of, gather_moments
 from .profiles import gather_profiles
@@ -49,9 +50,23 @@ def calibrate(
     learned = learn(loaded, batches, settings, data=data, progress=progress)
     facts = facts_of(loaded.model, batches)
     classes = learned.widths(settings)
-    spec = spec_with(facts, classes, file, settings)
-    check_spec(facts, spec)
-    return learned.bases, spec, _report(learned, classes, settings)
+    specs = {
+        gain: spec_with(facts, classes, file, replace(settings, gain=gain))
+        for gain in gains_of(settings, facts)
+    }
+    for spec in specs.values():
+        check_spec(facts, spec)
+    gain, *others = specs
+    if others:
+        gain = nearest(loaded.model, learned.bases, specs, batches)
+    report = _report(learned, classes, settings) | {"gain": gain}
+    return learned.bases, specs[gain], report
+
+
+def gains_of(settings: Settings, facts: ModelFacts) -> list[Any]:
+    """Gains of V's levels to choose among: of whole spans, if the settings leave it open."""
+    is_open = settings.gain is None and settings.parts(facts.is_multimodal).keys() == {"visual"}
+    return [None, "fit"] if is_open else [settings.gain]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ class Settings:
     see `klt`. The default is best where a model is used on other data than the calibration data;
     on the same data, 0.1 is better (docs/calibrate.md). foreground: share of a visual span's
     tokens that get codes of their own, None: no background. group, recent: of a text stream, tokens
-    that are packed together, and those at its end that stay in 16 bit.
+    that are packed together, and those at its end that stay in 16 bit. gain: of V's levels; None: a
+    constant, or "fit" where spans are whole and the samples prefer it (`gains`).
     """
 
     bits: float = 1.0
@@ -41,6 +42,7 @@ class Settings:
     foreground: float | None = 0.45
     group: int = 128
     recent: int = 128
+    gain: float | Literal["fit"] | None = None
 
     def check(self, head_dim: int) -> None:
         """Raise ValueError for settings that heads of this size do not allow."""
@@ -69,6 +71,8 @@ class Settings:
         if which == "key":
             return KEY
         value, gains = (PARTED_VALUE, PARTED_GAINS) if parted else (WHOLE_VALUE, WHOLE_GAINS)
+        if self.gain is not None:
+            return value.replace(gain=self.gain)
         gain = next((gain for most, gain in gains.items() if self.bits <= most), 1.0)
         return value.replace(gain=gain)
 
