@@ -85,6 +85,7 @@ BASE = {
 _OF_3 = Parts(_FRONT_1, _SIGNS, 0.3)
 _MILD = Part(((4, 1 / 8), (2, 1 / 2)), ((2, 1 / 2), (1, 1 / 2)))
 _MILDER = Parts(_MILD, _SIGNS, 0.45)
+_OF_2_BITS = Parts(Part(((2, 3 / 4),), _MILD.value), _SIGNS, 0.45)
 _WIDER, _EVENLY = Parts(_FRONT_2, _ALL_2), Parts(_EVEN, _ALL_2)
 
 CANDIDATES: dict[int, dict[str, Parts]] = {
@@ -111,6 +112,11 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "milder, .45": _MILDER,
         "milder, .45, V gain 1.1": replace(_MILDER, gains=("fit", 1.1)),
         "milder, .42, first signs": replace(_MILDER, share=0.42, first=Part(1, _SIGNS.value)),
+        "K of 2 bits, .45": _OF_2_BITS,
+        "K of 2 bits, .42, first signs": replace(
+            _OF_2_BITS, share=0.42, first=Part(1, _SIGNS.value)
+        ),
+        "K of 2 bits, .45, V gain 1.1": replace(_OF_2_BITS, gains=("fit", 1.1)),
         "milder K, .36": replace(_MILDER, front=Part(_MILD.key, _FRONT_1.value), share=0.36),
         "milder V, .36": replace(_MILDER, front=Part(_FRONT_1.key, _MILD.value), share=0.36),
         "milder, .26": Parts(
