@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from duotone.quant.bases import PRESETS
-from duotone.quant.spec import CacheSpec, KVSpec, TensorSpec
+from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, TensorSpec
 from duotone.quant.tensor_spec import FLOAT8_BITS
 
 
@@ -39,51 +41,83 @@ def duotone(bits: int = 1) -> CacheSpec:
     return visual(key, value, ranges="run")
 
 
-# By bits: classes of K and of V of the foreground, then of the background.
-_PARTS_CHANNELS = {
-    1: (
-        (((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4))),
-        (((2, 1 / 8), (1, 1 / 4)), ((2, 1 / 8), (1, 1 / 4))),
+# Classes of channels (bits, share); an integer: all channels in so many bits.
+Channels = tuple[tuple[int, float], ...] | int
+_SIGNS = ((1, 1 / 2),)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A span's tokens in two parts. share: in front; others: classes of K and of V.
+
+    first: in back of the first layer. Its keys are those of single tokens, of which none stands
+    out: channels without codes cost more there than in all other layers.
+    """
+
+    share: float
+    front: tuple[Channels, Channels]
+    back: tuple[Channels, Channels]
+    first: tuple[Channels, Channels]
+
+
+# By bits.
+PARTS = {
+    1: Parts(
+        share=0.42,
+        front=(((2, 3 / 4),), ((2, 1 / 2), (1, 1 / 2))),
+        back=(_SIGNS, _SIGNS),
+        first=(1, _SIGNS),
     ),
-    2: (
-        (((4, 3 / 4), (2, 1 / 4)), ((4, 1 / 2), (2, 1 / 2))),
-        (((4, 1 / 8), (2, 3 / 8)), ((2, 1 / 2),)),
+    2: Parts(
+        share=0.32,
+        front=(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4))),
+        back=(((2, 1 / 2), (1, 1 / 2)), ((2, 1 / 4), (1, 3 / 4))),
+        first=(2, 2),
     ),
 }
 
 
 def duotone_parts(bits: int = 1) -> CacheSpec:
-    """Spec with a foreground, chosen on calibration samples of duotone-tiny's tasks.
+    """Spec with a foreground, chosen on five models of `training.zoo`.
 
-    3/8 of a span's tokens, those that stand out, have codes of their own. Both parts have channels
-    of unequal width, ordered by their weighted variance. More than 2 bits need none of this.
+    The tokens of a span that stand out have codes of their own. Both parts have channels of unequal
+    width, ordered by their weighted variance. Levels are fitted to the tokens that stand out, and
+    a gain restores what tokens share and few levels lose. More than 2 bits need none of this.
     """
-    if bits not in _PARTS_CHANNELS:
-        return duotone(bits)
-    key = TensorSpec(levels="lloyd", gain="fit", energy=1.0)
-    value = TensorSpec(levels="lloyd", energy=1.5)
-    front, back = (
-        KVSpec(key.replace(classes=k), value.replace(classes=v)) for k, v in _PARTS_CHANNELS[bits]
-    )
-    return CacheSpec(visual=front, background=back, foreground=3 / 8, ranges="run")
+    return _in_parts(bits, "float16")
 
 
 def duotone_parts8(bits: int = 1) -> CacheSpec:
-    """Spec of `duotone_parts` with scales and zero-points in 8 bits.
+    """Spec of `duotone_parts` with scales and middles of levels in 8 bits.
 
-    Codes of 8 bits keep theirs in 16 bit: rounding would move levels by whole steps.
+    Biases of keys of several hundred (Qwen2.5) need 16 bits. So do codes of 8 bits: rounding would
+    move levels by whole steps.
     """
-    spec = duotone_parts(bits)
-    if bits not in FLOAT8_BITS:
-        return spec
-    policies = {name: getattr(spec, name) for name in ("visual", "background")}
-    return spec.replace(
-        **{name: _in_8_bits(kv) for name, kv in policies.items() if isinstance(kv, KVSpec)}
+    if bits not in PARTS and bits in FLOAT8_BITS:
+        tensor = TensorSpec(bits, levels="lloyd", gain="fit", param_dtype="float8")
+        return visual(tensor, tensor, ranges="run")
+    return _in_parts(bits, "float8")
+
+
+def _in_parts(bits: int, param_dtype: str) -> CacheSpec:
+    if bits not in PARTS:
+        return duotone(bits)
+    parts = PARTS[bits]
+    front, back, first = (
+        KVSpec(_fitted(key, 1.0, param_dtype), _fitted(value, 1.5, param_dtype))
+        for key, value in (parts.front, parts.back, parts.first)
+    )
+    rules = (LayerRule(0, 1, background=first),)
+    return CacheSpec(
+        visual=front, background=back, foreground=parts.share, ranges="run", layers=rules
     )
 
 
-def _in_8_bits(kv: KVSpec) -> KVSpec:
-    return KVSpec(*(tensor.replace(param_dtype="float8") for tensor in (kv.key, kv.value)))
+def _fitted(channels: Channels, energy: float, param_dtype: str) -> TensorSpec:
+    fitted = TensorSpec(levels="lloyd", gain="fit", energy=energy).replace(param_dtype=param_dtype)
+    if isinstance(channels, int):
+        return fitted.replace(bits=channels)
+    return fitted.replace(classes=channels)
 
 
 # XQuant's eta by bits (eq. 12): end points of a group are outliers of it.
