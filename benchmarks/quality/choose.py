@@ -1,6 +1,6 @@
 """Choose the presets by their worst case, and score each model by a choice that did not see it.
 
-    PYTHONPATH=src:. python -m benchmarks.quality.choose FOLDER --out results/zoo/choice.json
+    PYTHONPATH=src:. python -m benchmarks.quality.choose FOLDER --out CHOICE.json
 
 FOLDER has files of `zoo.py --candidates`, one per model and stress. A candidate's loss in a case is
 its KL over that of the best plain code of the same nominal width. Its worst loss over all cases

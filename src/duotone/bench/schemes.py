@@ -130,8 +130,16 @@ def bench_schemes() -> list[BenchScheme]:
             BenchScheme(f"{name}, 8-bit parameters", *_in_8_bits(visual))
             for name, visual in (("duotone", presets[1]), ("duotone, K by span", by_span))
         ),
+        *_parts(),
         BenchScheme("transform coded, 1 bit", coefficients, coefficients),
     ]
+
+
+def _parts() -> list[BenchScheme]:
+    """Both parts of `duotone-parts8` at 1 bit, each as a span of its own."""
+    spec = duotone.scheme("duotone-parts8", bits=1)
+    parts = {"front": spec.visual, "back": spec.background}
+    return [BenchScheme(f"duotone-parts8, {name}", kv.key, kv.value) for name, kv in parts.items()]
 
 
 def select(names: list[str] | None) -> list[BenchScheme]:

@@ -107,3 +107,11 @@ def test_bits_of_spans_have_bounds() -> None:
     with pytest.raises(ValueError, match="need a KVSpec"):
         span_bits(CacheSpec(visual="dense"), 49)
     assert sum(within_bounds(spec, 1) for spec in known.values()) >= 3
+
+
+@pytest.mark.parametrize(
+    ("bits", "name"),
+    [(1, "K of 2 bits, .42, first signs"), (2, "even, back wider, .32, first 2 bits")],
+)
+def test_a_preset_is_a_candidate(bits: int, name: str) -> None:
+    assert scheme("duotone-parts8", bits=bits) == CANDIDATES[bits][name].spec
