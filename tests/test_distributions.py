@@ -72,7 +72,7 @@ def test_a_citation_and_a_package_have_one_version():
 def test_issue_templates_are_forms():
     forms = (REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*.yml")
     read = {form.stem: yaml.safe_load(form.read_text()) for form in forms}
-    assert read.keys() == {"bug", "config", "model-refused", "question"}
+    assert read.keys() == {"bug", "config", "model-refused", "question", "scheme"}
     del read["config"]
     for form in read.values():
         assert {"name", "description", "body"} <= form.keys()
