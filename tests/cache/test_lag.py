@@ -45,13 +45,13 @@ class Both:
 
     def expected(self, b: int, query: Tensor) -> Tensor:
         """Loops over heads: codes of whole blocks of K, and of all V but the newest."""
-        k, v, n = self.key[b].double(), self.value[b].double(), self.packed[b]
-        old = max(0, v.shape[1] - LAG) if n else 0
-        old = min(old, n)
-        k = torch.cat([quantize(k[:, :n], KEY).dequantize() if n else k[:, :0], k[:, n:]], 1)
-        v = torch.cat(
-            [quantize(v[:, :old], VALUE).dequantize() if old else v[:, :0], v[:, old:]], 1
-        )
+        k, v, n = self.key[b], self.value[b], self.packed[b]
+        old = min(max(0, v.shape[1] - LAG), n) if n else 0
+        # Codes of float32, as the cache has them: float64 rounds a few parameters to other fp16.
+        packed_k = quantize(k[:, :n], KEY).dequantize() if n else k[:, :0]
+        packed_v = quantize(v[:, :old], VALUE).dequantize() if old else v[:, :0]
+        k = torch.cat([packed_k, k[:, n:]], 1).double()
+        v = torch.cat([packed_v, v[:, old:]], 1).double()
         weights = (k @ query[b, :, 0].double()[:, :, None]).squeeze(-1).softmax(-1)
         return (weights[:, None] @ v).squeeze(1)
 
@@ -59,7 +59,7 @@ class Both:
         query = torch.randn(len(self.key), HEADS, 1, D, generator=self.draw)
         found = attend(query, self.store.segments(self.ledger.state), sm_scale=1.0)
         for b in range(len(self.key)):
-            assert torch.allclose(found[b, :, 0].double(), self.expected(b, query), atol=1e-4)
+            assert torch.allclose(found[b, :, 0].double(), self.expected(b, query), atol=1e-5)
 
 
 @settings(max_examples=25)
