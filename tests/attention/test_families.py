@@ -18,7 +18,7 @@ from duotone.attention.family import Family, Tokens
 from duotone.attention.refused import reason_against
 from duotone.attention.triton.family import TRITON
 from duotone.cache.blocks import single_block
-from duotone.cache.packed import pack_groups, pack_tensor
+from duotone.cache.packing import pack_groups, pack_tensor
 from duotone.quant import KVSpec, TensorSpec, quantize
 from duotone.quant.honours import Honours
 from toy_specs import DecodedTensor, StoredTensor

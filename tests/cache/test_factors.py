@@ -6,7 +6,7 @@ from torch import Tensor
 
 from duotone.cache import BlockTable, LayerStore, Ledger, StaticPlaces, StaticStore, flush_all
 from duotone.cache.blocks import single_block
-from duotone.cache.packed import pack_groups, pack_tensor
+from duotone.cache.packing import pack_groups, pack_tensor
 from duotone.cache.ragged import concatenate
 from duotone.quant import CacheSpec, KVSpec, TensorSpec, tensor_bytes
 from duotone.quant.accounting import token_bytes

@@ -9,7 +9,7 @@ import torch
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.attention import attend
 from duotone.cache.blocks import single_block
-from duotone.cache.packed import pack_tensor
+from duotone.cache.packing import pack_tensor
 from duotone.cache.segments import PackedSegment
 from duotone.quant import quantize
 from duotone.quant.honours import Honours, choices

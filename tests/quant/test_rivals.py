@@ -10,7 +10,8 @@ from torch import Tensor
 import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.cache.blocks import single_block
-from duotone.cache.packed import PackedTensor, pack_tensor
+from duotone.cache.packed import PackedTensor
+from duotone.cache.packing import pack_tensor
 from duotone.quant import quantize
 from duotone.quant.bases import Bases
 from duotone.quant.codebooks import POSITIVE

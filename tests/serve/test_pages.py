@@ -6,7 +6,7 @@ from torch import Tensor
 
 from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable, PackedTensor
-from duotone.cache.packed import pack_tensor
+from duotone.cache.packing import pack_tensor
 from duotone.quant import TensorSpec
 from duotone.serve.pages import (
     Chunk,

@@ -10,7 +10,7 @@ from duotone.cache.layer import LayerStore as LayerStore
 from duotone.cache.ledger import AppendPlan as AppendPlan
 from duotone.cache.ledger import Ledger as Ledger
 from duotone.cache.packed import PackedTensor as PackedTensor
-from duotone.cache.packed import pack_tensor as pack_tensor
+from duotone.cache.packing import pack_tensor as pack_tensor
 from duotone.cache.pair import PackedPair as PackedPair
 from duotone.cache.places import StaticPlaces as StaticPlaces
 from duotone.cache.report import MemoryReport as MemoryReport

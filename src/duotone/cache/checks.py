@@ -10,7 +10,8 @@ from torch import Tensor
 from duotone.cache.blocks import single_block
 from duotone.cache.index import STORES, LedgerState
 from duotone.cache.key_norm import divided
-from duotone.cache.packed import PackedTensor, pack_tensor
+from duotone.cache.packed import PackedTensor
+from duotone.cache.packing import pack_tensor
 from duotone.cache.ragged import select, valid_mask
 from duotone.quant import CacheSpec, KVSpec, unpack
 from duotone.quant.classes import CLASS_BITS, class_counts

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from duotone.cache.blocks import single_block
-from duotone.cache.packed import pack_tensor
+from duotone.cache.packing import pack_tensor
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.small_floats import PARAM_TYPES
 

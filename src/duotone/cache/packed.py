@@ -10,31 +10,23 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.ragged import Lengths, Move, owned, valid_mask
-from duotone.quant import TensorSpec, pack, quantize, unpack
-from duotone.quant.affine import Quantized
+from duotone.cache.ragged import Lengths, Move, owned
+from duotone.quant import TensorSpec, unpack
 from duotone.quant.classes import (
     CLASS_BITS,
     class_counts,
     class_order,
-    coded_channels,
-    pack_classes,
     unpack_classes,
 )
 from duotone.quant.codebooks import decoded_levels
-from duotone.quant.factors import NORM, divided_blocks, divided_by_norm
-from duotone.quant.grouping import group
-from duotone.quant.honours import check_packed, check_read
-from duotone.quant.rotation import into_basis, out_of_basis
+from duotone.quant.honours import check_read
+from duotone.quant.rotation import out_of_basis
 from duotone.quant.slots import (
-    fill_slots,
     group_elements,
-    has_slot,
-    slot_bytes,
     slot_signs,
     slot_zero_points,
 )
-from duotone.quant.small_floats import MIDDLE, SCALE, from_bytes, lowest_levels, to_bytes
+from duotone.quant.small_floats import MIDDLE, SCALE, from_bytes, lowest_levels
 
 # Tensors with a row per token in every layout; parameters have one only along channels.
 TOKEN_PARTS = ("codes", "negative")
@@ -262,160 +254,3 @@ def has_token_axis(spec: TensorSpec, name: str) -> bool:
     """True for a part with a row per token, False for one with a row per block."""
     along_channels = spec.along == "channels"
     return not along_channels if name == "factor" else along_channels or name in TOKEN_PARTS
-
-
-def pack_tensor(
-    x: Float[Tensor, "batch kv_heads tokens head_dim"],
-    spec: TensorSpec,
-    spans: BlockTable,
-    decoding: bool = False,
-) -> PackedTensor:
-    """Quantize and pack the tokens of x, each span of `spans` with ranges of its own.
-
-    Tokens past a sequence's length are padding and enter no statistic.
-    decoding: the tokens leave a window at a decode step, for `spec.hybrid_at`.
-    """
-    check_packed(spec)
-    dtype, x = x.dtype, in_basis(x, spec)
-    along_channels = spec.along == "channels"
-    blocks = spans if along_channels and not spec.factors else spans.split(spec.block_tokens)
-    x, extra = _divided(x, spec, blocks)
-    if spec.along == "channels":
-        mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
-        parts = _packed_parts(quantize(x, spec, mask, decoding=decoding), spec)
-    else:
-        parts = _pack_blocks(x, spec, blocks, decoding)
-    return PackedTensor(
-        spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts, **extra
-    )
-
-
-def _divided(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> tuple[Tensor, dict[str, Tensor]]:
-    """(x divided by its factors, the factors by name); x itself without factors."""
-    if spec.factors is None:
-        return x, {}
-    valid = valid_mask(blocks.lengths, x.shape[2])[:, None, :, None]
-    x = widened(x).masked_fill(~valid, 0)
-    if spec.factors == NORM:
-        x, factor = divided_by_norm(x, spec)
-        return x, {"factor": factor}
-    slots = blocks.to_slots(x)
-    slots, factor = divided_blocks(slots, blocks.mask[:, None].expand(slots.shape[:4]), spec)
-    if spec.along != "channels":
-        factor = blocks.to_tokens(factor.unsqueeze(-1))
-    return blocks.to_tokens(slots), {"factor": factor}
-
-
-def pack_groups(
-    x: Float[Tensor, "batch kv_heads tokens head_dim"], spec: TensorSpec, decoding: bool = False
-) -> dict[str, Tensor]:
-    """Make the tensors of `pack_tensor` for whole groups of all sequences, without a table.
-
-    x: a multiple of `spec.group` tokens, where groups run along tokens; all of them are valid.
-    """
-    check_packed(spec)
-    x = in_basis(x, spec)
-    extra: dict[str, Tensor] = {}
-    if spec.factors is not None or spec.heads == "all":
-        whole = BlockTable.uniform(len(x), x.shape[2], spec.block_tokens or x.shape[2], x.device)
-    # Splitting a table reads its lengths from the device, which no captured step may.
-    if spec.factors is not None:
-        x, extra = _divided(x, spec, whole)
-    if spec.along == "channels":
-        return _packed_parts(quantize(x, spec, decoding=decoding), spec) | extra
-    if spec.heads == "all":
-        return extra | _pack_blocks(x, spec, whole, decoding)
-    slots = x.unflatten(2, (-1, spec.group))
-    parts = _packed_parts(quantize(slots, spec.replace(group=None), decoding=decoding), spec)
-    return extra | {
-        name: part.flatten(2, 3) if name in TOKEN_PARTS else part.squeeze(3)
-        for name, part in parts.items()
-    }
-
-
-def in_basis(x: Tensor, spec: TensorSpec) -> Tensor:
-    """Rotate K or V [batch, kv_heads, tokens, head_dim] in fp32; without a basis return x."""
-    if spec.transform is None:
-        return x
-    return into_basis(widened(x), spec.transform)
-
-
-def widened(x: Tensor) -> Tensor:
-    """Convert numbers of 16 bits to fp32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _pack_blocks(
-    x: Tensor, spec: TensorSpec, blocks: BlockTable, decoding: bool
-) -> dict[str, Tensor]:
-    """Quantize block by block; return codes in token order, and parameters with a row per block."""
-    slots = blocks.to_slots(x)
-    if spec.heads == "all":
-        return _pack_heads_as_one(slots, spec, blocks, decoding)
-    mask = blocks.mask[:, None].expand(slots.shape[:4])
-    parts = _packed_parts(quantize(slots, spec.replace(group=None), mask, decoding), spec)
-    return {
-        name: blocks.to_tokens(part) if name in TOKEN_PARTS else part.squeeze(3)
-        for name, part in parts.items()
-    }
-
-
-def _pack_heads_as_one(
-    slots: Tensor, spec: TensorSpec, blocks: BlockTable, decoding: bool
-) -> dict[str, Tensor]:
-    """As `_pack_blocks`, with one range for all heads, which each of them stores."""
-    heads, channels = slots.shape[1], slots.shape[4]
-    joined = slots.permute(0, 2, 3, 1, 4).flatten(3)
-    q = quantize(joined, spec.replace(group=None, heads="each"), blocks.mask, decoding)
-
-    def by_head(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.unflatten(3, (heads, channels)).permute(0, 3, 1, 2, 4)
-
-    def of_each(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x[:, None].expand(-1, heads, *x.shape[1:]).contiguous()
-
-    rows = {name: of_each(getattr(q, name)) for name in ("scale", "zero_point", "symmetric")}
-    q = replace(q, codes=by_head(q.codes), negative=by_head(q.negative), **rows)
-    parts = _packed_parts(q, spec)
-    return {
-        name: blocks.to_tokens(part) if name in TOKEN_PARTS else part.squeeze(3)
-        for name, part in parts.items()
-    }
-
-
-def _packed_parts(q: Quantized, spec: TensorSpec) -> dict[str, Tensor]:
-    """Make the tensors of a PackedTensor that `spec` uses; q may be one whole group."""
-    if q.classes is not None:
-        return _in_bytes(_sorted_by_class(q, q.classes), spec)
-    parts = {"codes": pack(q.codes, q.spec.bits), "scale": q.scale}
-    if q.symmetric is not None:
-        parts["symmetric"] = pack(q.symmetric.byte(), 1)
-    if has_slot(spec):
-        width = slot_bytes(spec, q.codes.shape[-1])
-        signs = group(q.negative, q.spec)
-        return parts | {"slot": fill_slots(q.zero_point, signs, q.symmetric, width)}
-    if q.zero_point is not None:
-        parts["zero_point"] = q.zero_point
-    if q.negative is not None:
-        parts["negative"] = pack(q.negative.byte(), 1)
-    return _in_bytes(parts, spec)
-
-
-def _in_bytes(parts: dict[str, Tensor], spec: TensorSpec) -> dict[str, Tensor]:
-    """Parts with parameters as the spec stores them; their numbers are rounded already."""
-    if spec.param_dtype != "float8":
-        return parts
-    rows = {"scale": SCALE, "zero_point": MIDDLE}
-    return parts | {name: to_bytes(parts[name], form) for name, form in rows.items()}
-
-
-def _sorted_by_class(q: Quantized, numbers: Tensor) -> dict[str, Tensor]:
-    order = class_order(numbers)
-    coded = coded_channels(q.spec, numbers.shape[-1])
-    return {
-        "codes": pack_classes(q.codes.gather(-1, order.expand_as(q.codes)), q.spec),
-        # A copy: a view would keep the scales of channels without codes in memory.
-        "scale": q.scale.gather(-1, order)[..., :coded].contiguous(),
-        "zero_point": q.zero_point.gather(-1, order),
-        "classes": pack(numbers, CLASS_BITS),
-    }

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.cache.ledger import Piece
-from duotone.cache.packed import PackedTensor, pack_tensor
+from duotone.cache.packed import PackedTensor
+from duotone.cache.packing import pack_tensor
 from duotone.cache.ragged import Lengths, Move
 from duotone.quant import KVSpec, TensorSpec
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from duotone.cache.blocks import BlockTable
 from duotone.cache.key_norm import divided
 from duotone.cache.layer import LayerStore
-from duotone.cache.packed import PackedTensor, pack_groups
+from duotone.cache.packed import PackedTensor
+from duotone.cache.packing import pack_groups
 from duotone.cache.pair import Growing, PackedPair
 from duotone.cache.places import StaticPlaces
 from duotone.cache.ragged import Move

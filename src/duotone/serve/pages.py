@@ -22,7 +22,7 @@ from duotone.attention.cuda.groups.pack import group_pack
 from duotone.attention.cuda.groups.records import GroupRecords
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.cache import BlockTable, PackedTensor
-from duotone.cache.packed import pack_groups
+from duotone.cache.packing import pack_groups
 from duotone.quant import KVSpec, TensorSpec
 
 # Drafts of an engine that a ring has slots for, next to the tokens of a page.

@@ -15,7 +15,7 @@ from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
 from duotone.attention.cuda.spans.pack import span_pack
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
-from duotone.cache.packed import pack_groups
+from duotone.cache.packing import pack_groups
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Move
 from duotone.quant import KVSpec, TensorSpec

@@ -11,7 +11,7 @@ from duotone.attention.cuda.groups.format import TILE, format_of
 from duotone.attention.cuda.groups.records import GroupLayout
 from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable
-from duotone.cache.packed import pack_tensor
+from duotone.cache.packing import pack_tensor
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Move, concatenate
 from duotone.quant import KVSpec, TensorSpec

@@ -15,7 +15,7 @@ from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans.held import Held
 from duotone.cache import BlockTable
 from duotone.cache.ledger import Piece
-from duotone.cache.packed import pack_tensor
+from duotone.cache.packing import pack_tensor
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Move
 

@@ -113,7 +113,7 @@ def _top_of_rank(classes: Classes, head_dim: int, device: torch.device) -> Tenso
 
 
 def torch_levels(x: States, spec: TensorSpec, blocks: BlockTable, coded: int) -> SortedLevels:
-    """Levels of the blocks of x, as `cache.packed.pack_tensor` finds them. coded: channels."""
+    """Levels of the blocks of x, as `cache.packing.pack_tensor` finds them. coded: channels."""
     slots = blocks.to_slots(x)
     mask = blocks.mask[:, None].expand(slots.shape[:4])
     levels = block_levels(slots, spec.replace(group=None, param_dtype="float16"), mask)

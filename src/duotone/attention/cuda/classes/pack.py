@@ -39,7 +39,7 @@ from duotone.attention.cuda.spans.layout import LANES, MIN_BLOCK_TOKENS, TILE, r
 from duotone.attention.refused import check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
-from duotone.cache.packed import in_basis
+from duotone.cache.packing import in_basis
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import NOT_FINITE, is_finite

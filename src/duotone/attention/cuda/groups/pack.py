@@ -1,7 +1,7 @@
 """Quantize dense K and V straight into group records: one launch, one read of every element.
 
-The plain-torch reference is `cache.packed.pack_groups`, then `groups.layout.to_group_records`; on a
-GPU, codes, scales and zero-points equal theirs bit for bit. What may differ: a hybrid whose two
+The plain-torch reference is `cache.packing.pack_groups`, then `groups.layout.to_group_records`; on
+a GPU, codes, scales and zero-points equal theirs bit for bit. What may differ: a hybrid whose two
 errors are the same but for the rounding of torch's sum and of what it adds, and the sign of a
 zero-point of 0 where a group has zeros of both signs.
 """

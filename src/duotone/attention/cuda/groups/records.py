@@ -21,7 +21,7 @@ from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.key_norm import divided
 from duotone.cache.ledger import Piece
-from duotone.cache.packed import pack_groups
+from duotone.cache.packing import pack_groups
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Lengths, Move
 from duotone.cache.static import move_tokens
