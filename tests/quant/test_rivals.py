@@ -1,6 +1,7 @@
 """Schemes of 2026 against their formulas, transcribed here with loops in float64."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -144,36 +145,40 @@ def test_kvarn_keeps_the_first_tile_and_packs_whole_ones() -> None:
     assert spec.nominal_bits(8) == 3
 
 
-@pytest.mark.parametrize("which", ["key", "value"])
-def test_oscar_clips_rotated_tokens_by_rank(x: Tensor, which: str) -> None:
+def by_clipped_token(
+    x: Tensor, which: str, decoded: Callable[[list[float]], list[float]]
+) -> Tensor:
+    """Apply `decoded` to each rotated token, whose largest numbers are clipped by rank."""
     turned, share = x @ hadamard(D), {"key": 0.96, "value": 0.92}[which]
     expected = torch.empty_like(x)
     for h in range(HEADS):
         for t in range(TOKENS):
             row = turned[0, h, t].tolist()
             bound = sorted(map(abs, row))[int(share * D)]
-            expected[0, h, t] = torch.tensor(rtn([min(max(v, -bound), bound) for v in row], 2))
-    assert_decodes(x, getattr(text("oscar-rotation"), which), expected @ hadamard(D))
+            expected[0, h, t] = torch.tensor(decoded([min(max(v, -bound), bound) for v in row]))
+    return expected @ hadamard(D)
+
+
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_oscar_clips_rotated_tokens_by_rank(x: Tensor, which: str) -> None:
+    expected = by_clipped_token(x, which, lambda row: rtn(row, 2))
+    assert_decodes(x, getattr(text("oscar-rotation"), which), expected)
 
 
 @pytest.mark.parametrize("which", ["key", "value"])
 def test_oscars_lloyd_steps_follow_the_deviation(x: Tensor, which: str) -> None:
-    turned, share = x @ hadamard(D), {"key": 0.96, "value": 0.92}[which]
-    expected = torch.empty_like(x)
-    for h in range(HEADS):
-        for t in range(TOKENS):
-            row = turned[0, h, t].tolist()
-            bound = sorted(map(abs, row))[int(share * D)]
-            row = [min(max(v, -bound), bound) for v in row]
-            mean = sum(row) / D
-            deviation = math.sqrt(sum((v - mean) ** 2 for v in row) / D)
-            scale = 2 * 1.5095585584640503 / 3 * 1.16 * deviation
-            zero = 1.5 - mean / scale
-            edges = (-0.9810652732849121, 0.0, 0.9810652732849121)
-            codes = [sum((v - mean) / deviation >= edge for edge in edges) for v in row]
-            expected[0, h, t] = torch.tensor([(code - zero) * scale for code in codes])
+    edges = (-0.9810652732849121, 0.0, 0.9810652732849121)
+
+    def decoded(row: list[float]) -> list[float]:
+        mean = sum(row) / D
+        deviation = math.sqrt(sum((v - mean) ** 2 for v in row) / D)
+        scale = 2 * 1.5095585584640503 / 3 * 1.16 * deviation
+        zero = 1.5 - mean / scale
+        codes = [sum((v - mean) / deviation >= edge for edge in edges) for v in row]
+        return [(code - zero) * scale for code in codes]
+
     spec = getattr(text("oscar-rotation", lloyd=True), which)
-    assert_decodes(x, spec, expected @ hadamard(D))
+    assert_decodes(x, spec, by_clipped_token(x, which, decoded))
 
 
 def test_oscar_takes_the_rotations_of_a_file(tmp_path) -> None:
