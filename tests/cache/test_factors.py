@@ -22,6 +22,8 @@ SPECS = {
     "gaussian": TensorSpec(3, "channels", mapping="symmetric", codebook="gaussian"),
     "gaussian along tokens": TensorSpec(2, group=8, mapping="symmetric", codebook="gaussian"),
     "clipped": TensorSpec(2, "channels", clip=0.9),
+    "tokens by themselves": TensorSpec(2, group=1),
+    "tiles of one token": TensorSpec(2, "channels", tile=1, **BALANCED),
     "one range for all heads": TensorSpec(2, "span", 8, heads="all", ties="even"),
 }
 HEADS, D = 2, 32
@@ -105,7 +107,12 @@ def test_one_range_covers_all_heads() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("token factors", "channel factors"), ("norms", "gaussian"), ("norms", SPANS)],
+    [
+        ("token factors", "channel factors"),
+        ("norms", "gaussian"),
+        ("norms", SPANS),
+        ("tokens by themselves", "tiles of one token"),
+    ],
 )
 @pytest.mark.parametrize("recent", [0, 2])
 def test_fixed_buffers_decode_as_growing_ones(key: str, value: str, recent: int) -> None:

@@ -254,8 +254,8 @@ class _Parsing:
         blocks = self._table(entry["blocks"])
         same = torch.equal(blocks.lengths, roll.lengths)
         must(same, "blocks must end where their tokens do", prefix)
-        most = spec.block_tokens
-        ok = most is None or blocks.longest <= most or (most == 1 and spec.along == "channels")
+        most = spec.row_tokens
+        ok = most is None or blocks.longest <= most
         must(ok, f"blocks of {prefix} hold {most} tokens at most", blocks.longest)
         parts = {}
         for name, (dtype, sizes) in packed_parts(spec, head_dim).items():

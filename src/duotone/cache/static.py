@@ -192,8 +192,8 @@ def check_frozen(store: LayerStore) -> None:
     if any(tensor.lag for tensor in store.spec.tensors):
         raise ValueError(f"{LAG} Decode in buffers that grow.")
     for tensor in () if store.stream is None else (store.stream.key, store.stream.value):
-        size = tensor.spec.block_tokens
-        if size not in (None, 1) and not tensor.blocks.is_whole(size):
+        size = tensor.spec.row_tokens
+        if size is not None and not tensor.blocks.is_whole(size):
             raise ValueError(
                 "a stream that is frozen must consist of whole groups; this one was cropped inside "
                 "a group and went on. Prefill again."
@@ -284,8 +284,7 @@ def _bare(
 
 def _uniform_blocks(batch: int, tokens: int, spec: TensorSpec, device: torch.device) -> BlockTable:
     """Make blocks of equal size over the whole buffer, with or without tokens."""
-    size = tokens if spec.block_tokens in (None, 1) else spec.block_tokens
-    table = BlockTable.uniform(batch, tokens, size, device)
+    table = BlockTable.uniform(batch, tokens, spec.row_tokens or tokens, device)
     # Sizes wait for the device, so they are made now: a captured step must find them.
     _ = table.sizes
     return table

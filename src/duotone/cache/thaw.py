@@ -68,7 +68,7 @@ def _stream(pair: PackedPair, lengths: Lengths) -> PackedPair | None:
 
 def _first(tensor: PackedTensor, lengths: Lengths, longest: int) -> PackedTensor:
     """The first tokens of one buffer; `longest` tokens at most."""
-    size = longest if tensor.spec.block_tokens in (None, 1) else tensor.spec.block_tokens
+    size = tensor.spec.row_tokens or longest
     blocks = -(-longest // size)
     edges = torch.arange(blocks + 1, device=lengths.device) * size
     kept = {

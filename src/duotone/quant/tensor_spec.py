@@ -247,9 +247,12 @@ class TensorSpec(Record):
     @property
     def block_tokens(self) -> int | None:
         """Tokens whose parameters are found together; None: of the whole span."""
-        if self.along != "channels":
-            return self.group
-        return self.tile if self.factors == "balanced" else 1
+        return 1 if self.along == "channels" and self.factors is None else self.row_tokens
+
+    @property
+    def row_tokens(self) -> int | None:
+        """Tokens of a block, which has one row of parameters or factors; None: the whole span."""
+        return self.tile if self.along == "channels" else self.group
 
     @property
     def nominal_bits(self) -> float:
