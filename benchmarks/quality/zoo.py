@@ -173,7 +173,7 @@ def _tokens(name: str, x: Tensor, span: slice) -> Tensor:
 
 @dataclass
 class Sums:
-    """What one spec lost: sums over answer tokens by sequence, true bits by batch."""
+    """Losses of one spec: sums over answer tokens by sequence, true bits by batch."""
 
     kl: list[Tensor] = field(default_factory=list)
     right: list[Tensor] = field(default_factory=list)

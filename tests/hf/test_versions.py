@@ -1,4 +1,4 @@
-"""Which versions of transformers are refused, and that the package asks for no others."""
+"""Versions of transformers that no test runs are refused, and the package asks for none."""
 
 import tomllib
 
