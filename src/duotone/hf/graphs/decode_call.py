@@ -77,7 +77,7 @@ class DecodeCall:
         self.steps: DecodeSteps | None = None
         # True while the model runs a step that this call has claimed.
         self.claimed = False
-        self._is_past_prompt = False
+        self._has_seen_step = False
         self._is_over = new_tokens is not None and new_tokens < FEW_TOKENS
 
     @contextmanager
@@ -119,13 +119,13 @@ class DecodeCall:
         if (reason := reason_against_step(kwargs)) is not None:
             say(cache, reason)
             return self._end()
+        is_first, self._has_seen_step = not self._has_seen_step, True
         if others := other_inputs(kwargs):
             # A prompt of one token has inputs that no later step has.
-            if self._is_past_prompt:
-                say(cache, f"fixed buffers have no place for {', '.join(others)}")
-                return self._end()
-            self._is_past_prompt = True
-            return False
+            if is_first:
+                return False
+            say(cache, f"fixed buffers have no place for {', '.join(others)}")
+            return self._end()
         if not is_method(self.model, "forward", self.ours):
             say(cache, "model.forward was replaced inside the block")
             return self._end()
