@@ -99,7 +99,9 @@ def test_refuses_bad_requests_with_a_sentence(server, monkeypatch):
     assert error_of(server, "/ask", "{")
     assert "drawn of" in error_of(server, "/draw", "{}")
     monkeypatch.setattr(module, "MOST_BYTES", 1000)
-    assert "at most" in error_of(server, "/picture?name=a.png", b"x" * 5000)
+    assert "a picture must have at most" in error_of(server, "/picture?name=a.png", b"x" * 5000)
+    long = error_of(server, "/ask", question(question="x" * 200_000))
+    assert long == "a request must have at most 0.1 MB, got 0.2 MB; make it smaller"
     for path in ("/etc/passwd", "/picture/scene/9", "/picture/scene/x", "/page/../server.py"):
         error_of(server, path, status=404)
     assert "Content-Length" in error_of(server, "/draw", "{}", Content_Length="many")

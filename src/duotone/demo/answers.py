@@ -34,10 +34,12 @@ SIDES = ("16 bit", "scheme")
 class _Step:
     """A stopping criterion of one side: reports each token, then lets the other side go."""
 
-    def __init__(self, side: int, turns: Turns, report: Callable[[list[int]], None]) -> None:
+    def __init__(
+        self, side: int, turns: Turns, report: Callable[[list[int]], None], prompt_tokens: int
+    ) -> None:
         self.side, self.turns, self.report = side, turns, report
+        self.prompt_tokens = prompt_tokens
         self.is_stopped = threading.Event()
-        self.prompt_tokens = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Report the tokens so far; stop where nobody listens any more."""
@@ -125,8 +127,8 @@ class _Side:
     ) -> None:
         self.answers, self.side, self.batch, self.spec = answers, side, batch, spec
         self.turns, self.put = turns, put
-        self.step = _Step(side, turns, self._token)
-        self.step.prompt_tokens = 0 if batch.is_embedded else batch.attention_mask.shape[1]
+        prompt_tokens = 0 if batch.is_embedded else batch.attention_mask.shape[1]
+        self.step = _Step(side, turns, self._token, prompt_tokens)
         self.cache: Any = None
         self.ids: list[int] = []
         self.seconds: list[float] = []

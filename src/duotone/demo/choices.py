@@ -63,7 +63,7 @@ class Choices:
 
     def _known(self, name: str, bits: int | None) -> Any:
         choice = self._all[name]
-        return self.spec(name, bits) if bits in (None, choice.default, *choice.bits) else None
+        return self.spec(name, bits) if bits in (None, *choice.bits) else None
 
     def to_list(self) -> list[dict[str, Any]]:
         """JSON-safe data of all, added ones first."""

@@ -97,16 +97,15 @@ class Gallery:
         return entry.to_dict(key)
 
 
-def too_large(count: int) -> str:
-    """The error of a picture with so many bytes."""
-    most = MOST_BYTES // 1_000_000
-    return f"a picture must have at most {most} MB, got {count / 1e6:.1f} MB; make it smaller"
+def too_large(what: str, count: int, most: int) -> str:
+    """The error of a picture or a request with so many bytes."""
+    return f"{what} must have at most {most / 1e6:g} MB, got {count / 1e6:.1f} MB; make it smaller"
 
 
 def _save(data: bytes, path: Path, name: str) -> None:
     """Write a picture in 8 bits, without the file's other contents."""
     if len(data) > MOST_BYTES:
-        raise ValueError(too_large(len(data)))
+        raise ValueError(too_large("a picture", len(data), MOST_BYTES))
     raw = path.with_suffix(".raw")
     raw.write_bytes(data)
     try:

@@ -97,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if url.path == "/picture":
                 name = parse_qs(url.query).get("name", [""])[0]
-                data = self._body(MOST_BYTES)
+                data = self._body("a picture", MOST_BYTES)
                 self._send_json(HTTPStatus.OK, self.server.demo.gallery.add(name, data))
             elif url.path == "/draw":
                 kind = self._json().get("kind")
@@ -134,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, FileNotFoundError) as error:
             self._fail(HTTPStatus.NOT_FOUND, str(error))
 
-    def _body(self, most: int) -> bytes:
+    def _body(self, what: str, most: int) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             raise ValueError("a request must say its Content-Length")
@@ -142,11 +142,11 @@ class Handler(BaseHTTPRequestHandler):
             left = min(int(length), MOST_DRAINED)
             while left > 0 and (part := self.rfile.read(min(left, 1 << 20))):
                 left -= len(part)
-            raise ValueError(too_large(int(length)))
+            raise ValueError(too_large(what, int(length), most))
         return self.rfile.read(int(length))
 
     def _json(self) -> dict[str, Any]:
-        data = json_text.loads(self._body(MOST_JSON))
+        data = json_text.loads(self._body("a request", MOST_JSON))
         if not isinstance(data, dict):
             raise ValueError(f"a request must be a JSON object, got {type(data).__name__}")
         return data
