@@ -39,7 +39,7 @@ def test_a_budget_is_within_reach_where_short_groups_reach_it(tmp_path):
 
 
 def test_codes_that_were_never_read_are_no_choice(tmp_path):
-    """Of the specs within 16.5 bits some pack nothing, and are as near to 16 bit as can be."""
+    """Some specs within 17 bits pack nothing, and are as near to 16 bit as can be."""
     job = job_of(tmp_path, 60, 17.0)
     tuned = job.search(trials=2)
     assert tuned.chosen.outcome.packed > 0
