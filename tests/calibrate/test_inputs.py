@@ -78,6 +78,13 @@ def test_embeddings_give_what_pictures_give(tmp_path):
     torch.testing.assert_close(found.value, wanted.value)
 
 
+def test_embeddings_that_carry_gradients_are_taken(words):
+    x = words.model.get_input_embeddings()(torch.arange(60) % 7 + 3)
+    assert x.requires_grad
+    data = calibration_data(words, [EncodedPrompts("mine", ({"inputs_embeds": x},), 4)], 1)
+    assert torch.equal(data.batches[0].tensors["inputs_embeds"][0], x)
+
+
 def test_a_model_without_placeholders_takes_a_mask():
     model = tiny_model()
     vars(model.config)["image_token_id"] = None  # past the check of its type

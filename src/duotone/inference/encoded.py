@@ -78,7 +78,7 @@ class EncodedPrompts:
         return replace(self, prompts=tuple(self.prompts[number] for number in numbers))
 
     def batches(self, samples: int, batch_size: int) -> list[dict[str, Tensor]]:
-        """Left-padded batches of the first prompts: [B, tokens, ...], and attention_mask."""
+        """Left-padded batches of the first prompts on the CPU, [B, tokens, ...], with a mask."""
         first = self.prompts[:samples]
         return [
             _padded(first[start : start + batch_size]) for start in range(0, len(first), batch_size)
@@ -127,6 +127,7 @@ def _padded(prompts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     longest = max(len(next(iter(prompt.values()))) for prompt in prompts)
 
     def left(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach().cpu()
         missing = tensor.new_zeros(longest - len(tensor), *tensor.shape[1:])
         return torch.cat([missing, tensor])
 
