@@ -13,7 +13,6 @@ from duotone.hf.model.facts import ModelFacts
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
 from duotone.quant.bases import Bases
-from duotone.quant.schemes import SCHEMES
 from duotone.tune.batches import PromptCounts, prompt_counts, ready
 from duotone.tune.objective import Ready
 from duotone.tune.seeds import fits
@@ -117,7 +116,7 @@ def presets_near(
     tokens = of_stream if streams else {"visual_tokens": counts.visual}
     found: dict[CacheSpec, str] = {}
     for name, widths in (STREAMS if streams else PRESETS).items():
-        for width in widths if name in SCHEMES else ():
+        for width in widths:
             preset = duotone.scheme(name, bits=width)
             if fits(facts, preset) and plan(facts, preset, **tokens).bits_per_element < NEAR * bits:
                 found.setdefault(preset, f"{name} @{width}")

@@ -32,11 +32,6 @@ class Answered:
         """Padding of the prompts."""
         return self.batch.attention_mask
 
-    @property
-    def counts(self) -> bool:
-        """True if some token of an answer is compared: the first one of a prompt is not."""
-        return any(len(ids) > 1 for ids in self.token_ids)
-
 
 @torch.inference_mode()
 def answer(model: Any, batch: Batch, max_new_tokens: int) -> Answered:

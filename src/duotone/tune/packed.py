@@ -91,13 +91,17 @@ class Watch:
         return scores
 
 
+def packed_by(tasks: Mapping[str, Any]) -> Packed:
+    """Packed tokens of all measurements {task: Measured} together."""
+    return sum((measured.packed for measured in tasks.values()), Packed())
+
+
 def unproved(spec: CacheSpec, tasks: Mapping[str, Any]) -> str:
     """Reason why measurements {task: Measured} prove nothing of a spec; "" where they do."""
     for name, measured in tasks.items():
         if not measured.rows[:, 2].sum():
             return f"no token of an answer of {name!r} was compared"
-    first, *others = (measured.packed for measured in tasks.values())
-    total = sum(others, first)
+    total = packed_by(tasks)
     if never := total.never(spec):
         return (
             f"no token of its {' and '.join(never)} codes was packed in caches of "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from duotone.inference.encoded import EncodedPrompts
@@ -111,8 +112,7 @@ def _by_split(task: Task, search: int, heldout: int):
 
 def _by_content(task: Task, search: int, heldout: int):
     """The first rows, and later rows with other pictures."""
-    keys = lambda i: content_key(task.example(i, HELD_OUT))  # noqa: E731
-    return _by_keys(task, keys, search, heldout)
+    return _by_keys(task, lambda i: content_key(task.example(i, HELD_OUT)), search, heldout)
 
 
 def _by_key(task: EncodedPrompts, search: int, heldout: int):
@@ -128,16 +128,14 @@ def _by_keys(task: AnyTask, key_of: Callable[[int], str], search: int, heldout: 
             f"and {heldout} held out, got {task.size}; give more, or lower --samples and --heldout"
         )
     keys = [key_of(i) for i in range(search)]
-    rows, others = [], []
-    for i in range(search, task.size):
-        key = key_of(i) if len(rows) < heldout else ""
-        if key and key not in set(keys):
-            rows.append(i)
-            others.append(key)
-    if len(rows) < heldout:
+    seen = set(keys)
+    others = ((i, key) for i in range(search, task.size) if (key := key_of(i)) not in seen)
+    found = dict(islice(others, heldout))
+    if len(found) < heldout:
         raise ValueError(
             f"{task.name!r} must have {heldout} samples after the first {search} whose pictures "
-            f"(or questions) the search does not see, got {len(rows)}; order the file by picture, "
+            f"(or questions) the search does not see, got {len(found)}; order the file by picture, "
             "or give smaller --samples and --heldout"
         )
-    return range(search), rows, [keys, others], (HELD_OUT, HELD_OUT), "content of the pictures"
+    both = [keys, list(found.values())]
+    return range(search), list(found), both, (HELD_OUT, HELD_OUT), "content of the pictures"

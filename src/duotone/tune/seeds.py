@@ -7,7 +7,6 @@ from collections.abc import Callable
 import duotone
 from duotone import CacheSpec
 from duotone.hf.model.facts import ModelFacts, check_spec
-from duotone.quant.schemes import SCHEMES
 
 from .space import Point, Space, merged, prefixed
 
@@ -155,7 +154,6 @@ OURS: dict[str, Callable[[int], CacheSpec]] = {
         ("duotone-stream", (2,)),
     )
     for bits in widths
-    if name in SCHEMES
 }
 
 

@@ -11,7 +11,7 @@ from duotone import CacheSpec
 from .bits import BitsOf
 from .kept import number, numbers, numbers_by_name, text
 from .objective import Measured, Ready, log_kl, measure
-from .packed import Packed, unproved
+from .packed import packed_by, unproved
 
 # A trial whose divergence is twice that of a spec of no more bits, on the batches so far, is lost.
 LOST_BY = 0.3
@@ -108,7 +108,7 @@ def outcome_of(tasks: Mapping[str, Measured], parts: Sequence[float] = ()) -> Ou
     kl = {name: one.kl for name, one in tasks.items()}
     same = {name: one.same_top_token for name, one in tasks.items()}
     score = mean([log_kl(value) for value in kl.values()])
-    packed = sum((one.packed for one in tasks.values()), Packed()).share
+    packed = packed_by(tasks).share
     return Outcome(score, true_bits(tasks.values()), kl, same, tuple(parts), packed)
 
 

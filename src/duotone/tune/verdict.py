@@ -15,7 +15,7 @@ from duotone.quant import CacheSpec
 from duotone.tasks.metrics import Interval, paired_ratio
 
 from .objective import KL_FLOOR, Measured
-from .packed import Packed, unproved
+from .packed import packed_by, unproved
 from .trials import outcome_of
 
 Rows = Mapping[str, Measured]
@@ -40,8 +40,7 @@ class Candidate:
     def of(cls, label: str, spec: CacheSpec, rows: Rows) -> Candidate:
         """Numbers of a spec measured on {task: samples}."""
         outcome = outcome_of(rows)
-        packed = sum((one.packed for one in rows.values()), Packed())
-        numbers = (outcome.bits, 10**outcome.score, outcome.packed, packed.length)
+        numbers = (outcome.bits, 10**outcome.score, outcome.packed, packed_by(rows).length)
         return cls(label, *numbers, unproved(spec, rows))
 
 
