@@ -6,7 +6,7 @@ proj are all the "attention_output".
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -80,10 +80,9 @@ class LinearRule(Record):
         where, colon, what = text.partition(":")
         part, slash, linears = where.rpartition("/")
         pairs = [pair.partition("=") for pair in what.split(",")]
-        known = [field.name for field in fields(cls) if field.name in CHANGES]
         ok = bool(colon and linears) and bool(part) == bool(slash)
-        ok = ok and all(value and name in known for name, _, value in pairs)
-        require(ok, f"a rule is {_SYNTAX}", text, f"Fields: {known}.")
+        ok = ok and all(value and name in CHANGES for name, _, value in pairs)
+        require(ok, f"a rule is {_SYNTAX}", text, f"Fields: {CHANGES}.")
         given = {name: _value(name, value) for name, _, value in pairs}
         return cls(linears, (part,) if part else ALL_PARTS, **given)
 
