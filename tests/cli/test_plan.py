@@ -99,6 +99,7 @@ def test_layers_with_another_way_are_named(capsys):
 
 def test_plan_refuses_what_it_cannot_plan(config_folder, tmp_path):
     asked = ("plan", "--model", config_folder)
+    assert "a scheme must be among" in error_of("plan", "--scheme", "")
     assert "write 30GB, or 30B" in error_of(*asked, "--budget", "30")
     assert "10 images of 9 visual tokens" in error_of(*asked, "--visual-tokens", 9, "--images", 10)
     assert "write e.g. 30GB" in error_of(*asked, "--budget", "much")

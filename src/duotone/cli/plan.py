@@ -86,7 +86,8 @@ def command(
     import duotone
     from duotone.planning.shapes import SHAPES
 
-    spec, budget_bytes = scheme and scheme_spec(scheme, bits), parse_bytes(budget)
+    spec = None if scheme is None else scheme_spec(scheme, bits)
+    budget_bytes = parse_bytes(budget)
     config = SHAPES.get(model or "") or _config(model)
     if scheme is None:
         scheme, spec = recommended_spec(config, bits)
