@@ -33,15 +33,6 @@ ModelArgument = Annotated[
     ),
 ]
 EMBEDDED_TASKS = ("captions", "documents", "sequences")
-TasksOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--task",
-        "-t",
-        help="captions, documents, sequences, or a .jsonl file of your own; repeat for more.",
-        show_default="the embedded tasks",
-    ),
-]
 DataOption = Annotated[
     list[str] | None,
     typer.Option(
