@@ -144,14 +144,12 @@ def _partial(scores: Scores, segment: Segment) -> tuple[Tensor, Tensor]:
     weights = torch.exp(scores - top)
     total = weights.sum(-1, keepdim=True)
     probabilities = weights / torch.where(total > 0, total, torch.ones_like(total))
-    value = segment.value
     if isinstance(segment, PackedSegment) and segment.exact is None:
-        output = value_sum(probabilities, value)
+        output = value_sum(probabilities, segment.value)
     else:
         # Slots past a sequence's length may hold anything, NaN included: 0 * NaN is NaN.
         real = valid_mask(segment.lengths, segment.tokens)[:, None, :, None]
-        value = value if isinstance(value, Tensor) else segment.states("value")
-        output = probabilities @ value.to(scores.dtype).masked_fill(~real, 0)
+        output = probabilities @ segment.states("value").to(scores.dtype).masked_fill(~real, 0)
     return output, (top + torch.log(total)).squeeze(-1)
 
 
