@@ -52,6 +52,21 @@ def test_an_explicit_spec_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
+def test_text_with_marked_embeddings_has_a_scheme_of_pictures() -> None:
+    model, mask = tiny_model("llama"), torch.zeros(1, 40, dtype=torch.bool)
+    assert recommend(model, visual_mask=mask).name == TEXT
+    mask[:, 5:30] = True
+    chosen = recommend(model, visual_mask=mask)
+    assert (chosen.name, chosen.usual.visual_tokens > 0) == (CONVERSATIONS, True)
+    embeds = model.get_input_embeddings()(torch.randint(2, 60, (1, 40))).detach()
+    with duotone.enable(model, visual_mask=mask) as session:
+        model.generate(inputs_embeds=embeds, max_new_tokens=2, do_sample=False)
+    assert session.cache.spec == chosen.spec
+    assert session.cache.ledger.state.visual.lengths.tolist() == [25]
+    with pytest.raises(ValueError, match="visual_mask"):
+        recommend(model, visual_mask=mask[0])
+
+
 def test_another_model_type_is_said_anew(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("llama", "qwen2", "llama"):
         say_once(recommend(FAMILIES[name].config()))

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from duotone.defaults import CONVERSATIONS, TEXT
 from duotone.hf.model.cache_bytes import cache_bytes
-from duotone.hf.model.facts import ModelFacts, check_spec
+from duotone.hf.model.facts import ModelFacts, check_spec, with_visual
 from duotone.hf.model.fitting import checked_facts
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.schemes import named
@@ -136,12 +136,14 @@ def recommend(
     """Choose the spec that `enable` takes where none is given, by the model's config alone.
 
     Its weights are not read and nothing runs. visual_mask: as `enable` has it, for a model whose
-    config does not say which tokens are visual. tokens: of the sequence that bytes are of, by
+    config does not say which tokens are visual. A text model with tokens that it marks gets a
+    scheme of pictures. tokens: of the sequence that bytes are of, by
     default 4,096 or all that the model has positions for.
-    Errors: ValueError for an unsupported model.
+    Errors: ValueError for an unsupported model, or a mask of another shape.
     """
     known = isinstance(model_or_config, ModelFacts)
     facts = model_or_config if known else checked_facts(model_or_config, visual_mask)
+    facts = with_visual(facts, visual_mask)
     config = None if known else getattr(model_or_config, "config", model_or_config)
     rule, spec, said = _first_that_fits(facts)
     usual = usual_sequence(facts, config, tokens)

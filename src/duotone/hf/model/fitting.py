@@ -27,7 +27,6 @@ def fitting_facts(
         raise ValueError(
             f"spec must be a CacheSpec; got {_shown(spec)}. E.g. duotone.scheme('duotone', bits=1)."
         )
-    check_visual_mask(visual_mask)
     facts = checked_facts(model, visual_mask)
     # First: another model's bases explain why nothing else fits.
     check_bases(model, facts, spec)
@@ -40,6 +39,7 @@ def checked_facts(
     model_or_config: PreTrainedModel | PreTrainedConfig, visual_mask: Tensor | None = None
 ) -> ModelFacts:
     """Facts of a model that some spec may fit. Errors: ValueError for an unsupported one."""
+    check_visual_mask(visual_mask)
     facts = model_facts(model_or_config, visual_mask=visual_mask)
     is_model = isinstance(model_or_config, PreTrainedModel)
     if is_model and any(facts.sliding) and facts.window is not None:
