@@ -137,8 +137,8 @@ def recommend(
 
     Its weights are not read and nothing runs. visual_mask: as `enable` has it, for a model whose
     config does not say which tokens are visual. A text model with tokens that it marks gets a
-    scheme of pictures. tokens: of the sequence that bytes are of, by
-    default 4,096 or all that the model has positions for.
+    scheme of pictures. tokens: of the sequence that bytes are of, by default 4,096 or all that the
+    model has positions for.
     Errors: ValueError for an unsupported model, or a mask of another shape.
     """
     known = isinstance(model_or_config, ModelFacts)
