@@ -259,7 +259,8 @@ def test_on_visual_spans_a_scheme_keeps_its_quantizers() -> None:
 BAD = {
     "clip must lie": {"clip": 0.0},
     "clip != 1 needs": {"clip": 0.9},
-    "grid='zero' needs": {"grid": "zero", "mapping": "symmetric"},
+    "grid='zero' needs mapping": {"grid": "zero", "mapping": "symmetric"},
+    "grid='zero' needs eta=0": {"grid": "zero", "eta": 0.1},
     "codebook='gaussian' needs": {"codebook": "gaussian"},
     "a codebook needs eta=0": {"codebook": "gaussian", "mapping": "symmetric", "eta": 0.1},
     "jensen needs": {"codebook": "gaussian", "mapping": "symmetric", "jensen": True},

@@ -128,6 +128,11 @@ class TensorSpec(Record):
         self._check_transform()
         self._check_float8()
         self._check_clip()
+        self._check_ends()
+        self._check_grid()
+        self._check_ties()
+        self._check_heads()
+        self._check_lag()
         self._check_codebook()
         self._check_factors()
 
@@ -194,27 +199,42 @@ class TensorSpec(Record):
         require(ok, "clip must lie in (0, 1]", self.clip, "1.0 switches it off.")
         ok = self.clip == 1 or self.along == "channels"
         require(ok, "clip != 1 needs along='channels'", self.along, "It ranks a token's channels.")
+
+    def _check_ends(self) -> None:
         self._check_choice("ends", ("range", "deviations"))
         plain = self.levels == "uniform" and self.shrink == 1 and self.eta == 0
         ok = self.bits == 2 and self.classes is None and self.mapping == "asymmetric" and plain
         ok = ok or self.ends == "range"
         remedy = "Asymmetric, uniform levels, no classes; gain moves them."
         require(ok, "ends='deviations' needs plain codes of 2 bits", self.bits, remedy)
+
+    def _check_grid(self) -> None:
         self._check_choice("grid", ("free", "zero"))
-        ok = is_count(self.lag) and (not self.lag or self.along == "channels")
-        remedy = "A token's parameters must be its own: along='channels'."
-        require(ok, "lag must be an integer >= 0, of tokens", self.lag, remedy)
+        if self.grid == "free":
+            return
+        ok = self.mapping == "asymmetric" and self.param_dtype != "float8"
+        remedy = "It rounds zero-points, and they are stored as such: param_dtype='float16'."
+        require(ok, "grid='zero' needs mapping='asymmetric'", self.mapping, remedy)
+        moved = (self.eta, self.gain, self.energy)
+        remedy = "They move levels off the grid."
+        require(moved == (0, 1, 0), "grid='zero' needs eta=0, gain=1, energy=0", moved, remedy)
+
+    def _check_ties(self) -> None:
         self._check_choice("ties", ("up", "even"))
         ok = self.ties == "up" or self.codebook == "uniform"
         require(
             ok, "ties='even' needs codebook='uniform'", self.codebook, "Its codes have no step."
         )
+
+    def _check_heads(self) -> None:
         self._check_choice("heads", ("each", "all"))
         ok = self.heads == "each" or self.along == "span"
         require(ok, "heads='all' needs along='span'", self.along, "Channels are a head's own.")
-        ok = self.grid == "free" or (self.mapping == "asymmetric" and self.param_dtype != "float8")
-        remedy = "It rounds zero-points, and they are stored as such: param_dtype='float16'."
-        require(ok, "grid='zero' needs mapping='asymmetric'", self.mapping, remedy)
+
+    def _check_lag(self) -> None:
+        ok = is_count(self.lag) and (not self.lag or self.along == "channels")
+        remedy = "A token's parameters must be its own: along='channels'."
+        require(ok, "lag must be an integer >= 0, of tokens", self.lag, remedy)
 
     def _check_codebook(self) -> None:
         self._check_choice("codebook", ("uniform", "gaussian"))
