@@ -36,8 +36,11 @@ class Case:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Case":
-        """Return the case of a file."""
+        """Return the case of a file. Errors: ValueError for a file without sums by sequence."""
         plain, *rows = data["rows"]
+        if "tokens" not in plain:
+            case = f"{data['model']}, {data['stress']}, of {data['created']}"
+            raise ValueError(f"a file must have sums by sequence, as zoo.py writes; got {case}")
         by_name = {row["row"]: row for row in rows if "failed" not in row}
         return cls(data["model"], data["stress"], plain["tokens"], by_name)
 

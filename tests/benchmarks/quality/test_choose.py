@@ -63,6 +63,8 @@ def test_pairs_of_sequences_decide_what_is_worse() -> None:
     other = _case("b", **{name: row["kl_sums"] for name, row in case.rows.items()})
     scored = choose.report([case, other], [SAFE], 1)["cases"][0]
     assert scored["beaten_by"] == [OTHER]
+    as_least = {row["row"]: row["as_the_least"] for row in scored["rows"]}
+    assert as_least == {"held-out choice": True, PLAIN: True, OTHER: True}
 
 
 def test_no_candidates_are_refused() -> None:
@@ -92,6 +94,22 @@ def test_choices_become_tables() -> None:
 def test_files_of_other_benchmarks_are_refused(tmp_path) -> None:
     (tmp_path / "other.json").write_text('{"schema": "duotone.tune/1"}')
     with pytest.raises(ValueError, match=r"files of zoo\.py"):
+        choose.read_cases(tmp_path)
+
+
+def test_files_without_sums_by_sequence_are_refused(tmp_path) -> None:
+    old = {
+        "schema": "duotone.zoo/1",
+        "created": "2026-11-25T00:00:00",
+        "commit": "c" * 40,
+        "versions": {},
+        "device": "cpu",
+        "model": "deep",
+        "stress": "none",
+        "rows": [{"row": "16 bit", "accuracy": 1.0}],
+    }
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    with pytest.raises(ValueError, match=r"sums by sequence, .* got deep, none, of 2026-11-25"):
         choose.read_cases(tmp_path)
 
 
