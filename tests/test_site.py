@@ -95,7 +95,7 @@ def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
         ("docs/a.md", "[b](#x)", "[b](#x)"),
         ("docs/a.md", "[b](https://c.org)", "[b](https://c.org)"),
         ("docs/a.md", "[b](gone.md)", "[b](gone.md)"),
-        ("docs/a.md", "[b](../src/gone.py)", "[b](../src/gone.py)"),
+        ("docs/a.md", "[b](../src/gone)", "[b](../src/gone)"),
         ("docs/a.md", "[b](../results/tune/README.md)", "[b](results/tune/README.md)"),
         ("docs/a.md", "![b](../results/tune/duotone-tiny/front.png)", None),
         ("docs/a.md", "[b](../notebooks/1-first-steps.ipynb)", "[b](notebooks/1-first-steps.md)"),
