@@ -19,6 +19,8 @@ from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 NOTEBOOKS = sorted(Path(__file__).parent.glob("*.ipynb"))
 
 
@@ -62,7 +64,7 @@ def _outputs(source: str, scope: dict[str, Any], number: int) -> list[dict[str, 
 
 
 def _data(value: Any) -> dict[str, Any]:
-    if not hasattr(value, "save"):
+    if not isinstance(value, Image.Image):
         return {"text/plain": repr(value).splitlines(keepends=True)}
     png = io.BytesIO()
     value.save(png, "PNG", optimize=True)

@@ -78,6 +78,12 @@ def test_a_picture_is_stored_as_png(tmp_path):
         assert image.size == (4, 3)
 
 
+def test_other_values_that_can_be_saved_are_no_pictures(tmp_path):
+    notebook = cells("from types import SimpleNamespace\nSimpleNamespace(save=1)")
+    run(notebook, "made.ipynb", tmp_path)
+    assert code_cells(notebook)[0]["outputs"][0]["data"] == {"text/plain": ["namespace(save=1)"]}
+
+
 def test_a_cell_that_fails_is_named(tmp_path):
     before = Path.cwd()
     with pytest.raises(ZeroDivisionError) as error:
