@@ -8,6 +8,7 @@ import torch
 import duotone
 from duotone.calibrate import Settings, calibrate, calibration_data, compare, write
 from duotone.calibrate.compared import _far_from, presets_near
+from duotone.calibrate.lengths import check_lengths
 from duotone.hf.model.facts import model_facts
 from duotone.loading import Loaded
 from duotone.quant import CacheSpec
@@ -139,6 +140,15 @@ def test_samples_below_the_window_are_refused_before_the_model_runs(tmp_path, mo
     loaded, data = text_data(tmp_path, 150)
     with pytest.raises(ValueError, match=r"packs nothing below 256 tokens; .* has 214 with its"):
         calibrate(loaded, data.batches)
+
+
+def test_the_longest_sample_may_just_be_packed(tmp_path):
+    """150 letters and an answer of 64."""
+    loaded, data = text_data(tmp_path, 150)
+    facts = model_facts(loaded.model)
+    check_lengths(data.batches, facts, Settings(group=64, recent=150))
+    with pytest.raises(ValueError, match="packs nothing below 215 tokens"):
+        check_lengths(data.batches, facts, Settings(group=64, recent=151))
 
 
 def test_a_spec_that_was_never_packed_is_refused(tmp_path):

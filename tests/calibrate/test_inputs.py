@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import duotone
-from duotone.calibrate import Settings, calibrate, calibration_data, compare, write
+from duotone.calibrate import Settings, calibrate, calibration_data, compare, run, write
 from duotone.calibrate.moments import CalibrationBatch
 from duotone.calibrate.run import check_settings
 from duotone.inference.batch import generate, make_cache, prepare
@@ -56,6 +56,21 @@ def test_embeddings_without_visual_tokens_are_a_stream(words):
     data = calibration_data(words, [embedded(2, 200, slice(0, 0))], 2, 2)
     _, spec, _ = calibrate(words, data.batches, Settings(group=32, recent=64))
     assert (spec.visual, spec.recent, spec.text.key.group) == ("text", 64, 32)
+
+
+def test_groups_of_the_settings_are_the_spans_of_both_passes(words, monkeypatch):
+    found = []
+    for name in ("gather_moments", "gather_profiles"):
+        gather = getattr(run, name)
+
+        def noted(*given, gather=gather):
+            found.append(given[-2])
+            return gather(*given)
+
+        monkeypatch.setattr(run, name, noted)
+    data = calibration_data(words, [embedded(2, 200, slice(0, 0))], 2, 2)
+    calibrate(words, data.batches, Settings(group=32, recent=64))
+    assert found == [32, 32]
 
 
 def test_embeddings_give_what_pictures_give(tmp_path):

@@ -33,6 +33,13 @@ def test_results_of_one_task_stand_together_by_bits():
     assert "NVIDIA H200" in shown
 
 
+def test_bits_are_those_of_pictures_where_they_are_counted_apart():
+    pictured, other = result("duotone", 12.0, anls=0.8), result("kivi", 2.5, anls=0.8)
+    pictured["memory"]["visual_bits_per_element"] = 1.25
+    rows = [line for line in evaluation_table([pictured, other]).splitlines() if "±" in line]
+    assert [row.split("|")[2].strip() for row in rows[:2]] == ["2.50", "1.25"]
+
+
 def test_report_prints_results_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.json").write_text(json.dumps(result("kivi", 2.5, anls=0.8)))
