@@ -62,8 +62,9 @@ class BlockTable:
     offsets: Int[Tensor, "batch edges"]
 
     @classmethod
-    def uniform(cls, batch: int, tokens: int, size: int, device: torch.device) -> BlockTable:
-        """Make whole blocks of `size` tokens, without waiting for the device."""
+    def uniform(cls, batch: int, tokens: int, size: int | None, device: torch.device) -> BlockTable:
+        """Make whole blocks of `size` tokens (None: one of all), without waiting for the device."""
+        size = tokens if size is None else size
         edges = torch.arange(0, tokens + 1, size, device=device)
         table = cls(edges.expand(batch, -1).contiguous())
         vars(table).update(longest=size, tokens=tokens, is_uniform=True)

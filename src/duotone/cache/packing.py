@@ -35,17 +35,18 @@ def pack_tensor(
     """
     check_packed(spec)
     dtype, x = x.dtype, in_basis(x, spec)
-    along_channels = spec.along == "channels"
-    blocks = spans if along_channels and not spec.factors else spans.split(spec.block_tokens)
+    blocks = spans.split(spec.row_tokens)
+    parts = _parts(x, spec, blocks, decoding)
+    return PackedTensor(spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts)
+
+
+def _parts(x: Tensor, spec: TensorSpec, blocks: BlockTable, decoding: bool) -> dict[str, Tensor]:
+    """Quantize x in its basis; return the tensors of a `PackedTensor` by name."""
     x, extra = _divided(x, spec, blocks)
-    if spec.along == "channels":
-        mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
-        parts = _packed_parts(quantize(x, spec, mask, decoding=decoding), spec)
-    else:
-        parts = _pack_blocks(x, spec, blocks, decoding)
-    return PackedTensor(
-        spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts, **extra
-    )
+    if spec.along != "channels":
+        return extra | _pack_blocks(x, spec, blocks, decoding)
+    mask = valid_mask(blocks.lengths, x.shape[2])[:, None].expand(x.shape[:3])
+    return extra | _packed_parts(quantize(x, spec, mask, decoding), spec)
 
 
 def _divided(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> tuple[Tensor, dict[str, Tensor]]:
@@ -73,22 +74,9 @@ def pack_groups(
     """
     check_packed(spec)
     x = in_basis(x, spec)
-    extra: dict[str, Tensor] = {}
-    if spec.factors is not None or spec.heads == "all":
-        whole = BlockTable.uniform(len(x), x.shape[2], spec.block_tokens or x.shape[2], x.device)
     # Splitting a table reads its lengths from the device, which no captured step may.
-    if spec.factors is not None:
-        x, extra = _divided(x, spec, whole)
-    if spec.along == "channels":
-        return _packed_parts(quantize(x, spec, decoding=decoding), spec) | extra
-    if spec.heads == "all":
-        return extra | _pack_blocks(x, spec, whole, decoding)
-    slots = x.unflatten(2, (-1, spec.group))
-    parts = _packed_parts(quantize(slots, spec.replace(group=None), decoding=decoding), spec)
-    return extra | {
-        name: part.flatten(2, 3) if name in TOKEN_PARTS else part.squeeze(3)
-        for name, part in parts.items()
-    }
+    blocks = BlockTable.uniform(len(x), x.shape[2], spec.row_tokens, x.device)
+    return _parts(x, spec, blocks, decoding)
 
 
 def in_basis(x: Tensor, spec: TensorSpec) -> Tensor:

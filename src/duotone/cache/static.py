@@ -284,7 +284,7 @@ def _bare(
 
 def _uniform_blocks(batch: int, tokens: int, spec: TensorSpec, device: torch.device) -> BlockTable:
     """Make blocks of equal size over the whole buffer, with or without tokens."""
-    table = BlockTable.uniform(batch, tokens, spec.row_tokens or tokens, device)
+    table = BlockTable.uniform(batch, tokens, spec.row_tokens, device)
     # Sizes wait for the device, so they are made now: a captured step must find them.
     _ = table.sizes
     return table

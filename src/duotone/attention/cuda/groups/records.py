@@ -268,15 +268,13 @@ class GroupLayout:
 
 def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:
     """A packed tensor whose parts are in records."""
-    blocks = spans if spec.along == "channels" else spans.split(spec.group)
-    return PackedTensor(spec, x.shape[3], x.dtype, blocks, None, None)
+    return PackedTensor(spec, x.shape[3], x.dtype, spans.split(spec.row_tokens), None, None)
 
 
 def _group(x: Tensor, spec: TensorSpec, lent: bool) -> PackedTensor:
     """Whole groups of all sequences, packed in canonical order. lent: without codes."""
     with unchecked():
         parts = pack_groups(x, spec, decoding=True)
-    size = x.shape[2] if spec.along == "channels" else spec.group
-    table = BlockTable.uniform(x.shape[0], x.shape[2], size, x.device)
+    table = BlockTable.uniform(x.shape[0], x.shape[2], spec.row_tokens, x.device)
     packed = PackedTensor(spec, x.shape[3], x.dtype, table, **{"codes": None, **parts})
     return packed.without_codes() if lent else packed
