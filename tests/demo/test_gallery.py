@@ -6,6 +6,7 @@ from PIL import Image
 from duotone.demo import gallery as module
 from duotone.demo.entries import KINDS
 from duotone.demo.gallery import Gallery
+from duotone.tasks.synthetic.documents import TRANSCRIPT_QUESTION
 
 
 @pytest.fixture
@@ -31,6 +32,7 @@ def test_begins_with_the_bundled_pictures_their_questions_and_right_answers(gall
 def test_draws_pictures_with_questions_and_answers(gallery, kind):
     drawn = gallery.draw(kind)
     assert drawn["pictures"] == (4 if kind == "frames" else 1)
+    assert TRANSCRIPT_QUESTION not in drawn["questions"]
     prompt, truth = gallery.prompt(drawn["id"], drawn["questions"][0])
     for file in prompt.images:
         with Image.open(file) as image:

@@ -79,6 +79,13 @@ def test_streams_both_answers_of_the_embedded_model(server):
     assert events[-1]["truth"] == ["Arno Trepeitri"]
 
 
+def test_a_model_that_cannot_be_asked_later_is_asked_at_once(server, monkeypatch):
+    for room in ("inference.batch", "demo.answers"):
+        monkeypatch.setattr(f"duotone.{room}.EMBEDDABLE_FAMILIES", frozenset())
+    events = [json.loads(line) for line in ask(server, "/ask", question())[2].splitlines()]
+    assert [event["event"] for event in (events[0], events[-1])] == ["start", "done"]
+
+
 def test_answers_about_a_picture_that_was_sent_or_drawn(server):
     data = io.BytesIO()
     Image.new("RGB", (40, 30), "navy").save(data, "JPEG")
