@@ -9,6 +9,7 @@ import duotone
 from duotone.hf.weights.checkpoint import load, save
 from duotone.hf.weights.compressed_tensors import check_expressible, export
 from duotone.hf.weights.fusion import unfused
+from duotone.loading import visual_mask
 from duotone.quantize import CalibrationSet, quantize_model
 from duotone.weights.methods.recipe import get_recipe
 from duotone.weights.methods.rtn import round_to_nearest
@@ -117,9 +118,12 @@ def test_a_head_is_rounded_by_rows_and_runs_under_caches_of_few_bits():
     codes, scale = round_to_nearest(tiny_loaded().model.lm_head.weight, 8)
     assert torch.equal(head.packed.dequantized(), codes * scale[:, None])
     (line,) = report["linears"]
-    ids = [batch["input_ids"] for batch in tiny_data(tiny_loaded()).batches]
+    text = [
+        batch["attention_mask"].bool() & ~visual_mask(loaded.model.config, batch["input_ids"])
+        for batch in tiny_data(tiny_loaded()).batches
+    ]
     assert (line["linear"], line["part"]) == ("lm_head", "head")
-    assert 0 < line["tokens"]["text"] < sum(one.numel() for one in ids)
+    assert line["tokens"]["text"] == sum(int(mask.sum()) for mask in text) > 0
     with duotone.enable(loaded.model, duotone.scheme("duotone")) as session:
         loaded.model.generate(**prompt(loaded), max_new_tokens=3, do_sample=False)
     assert session.memory().total_bytes > 0
@@ -181,7 +185,8 @@ def test_mixed_models_have_no_compressed_tensors(tmp_path):
 @pytest.mark.parametrize("name", ["mquant-w4a8", "awq-w4a8"])
 def test_an_interrupted_mixed_run_goes_on(name, tmp_path):
     """AWQ's factors go into the linears that stay 16 bit, too."""
-    rules = (LinearRule("mlp_input", ("language",), bits=16), *MIXED[:1])
+    kept_query = LinearRule("*.language_model.*.q_proj", bits=16)
+    rules = (LinearRule("mlp_input", ("language",), bits=16), kept_query, *MIXED[:1])
     recipe = get_recipe(name).replace(rules=rules, parts=("language", "head"))
     wanted, kept = tiny_loaded(), tmp_path / "partial"
     quantize_model(wanted.model, recipe, tiny_data(wanted))
