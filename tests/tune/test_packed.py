@@ -64,6 +64,7 @@ def test_answers_of_one_token_prove_nothing(model):
     for way in (prefill, answer):
         measured = measure(model, way(model, batch, 1), spec(0), of="cache")
         assert "no token of an answer of 'a'" in unproved(spec(0), {"a": measured})
+        assert measured.packed.share == 0
 
 
 def test_a_spec_without_codes_has_nothing_to_prove(model, ready):
