@@ -83,6 +83,14 @@ def test_without_lag_values_leave_with_keys() -> None:
     assert both.store.lag_bytes == HEADS * LAG * D * 4
 
 
+def test_sinks_are_none_of_the_newest_tokens() -> None:
+    both = Both([16], SPEC.replace(sink=3))
+    packed, dense = both.store.segments(both.ledger.state)
+    assert (packed.lengths.tolist(), dense.lengths.tolist()) == ([12], [4])
+    # One token of the window counts, and no sink.
+    assert packed.exact.used.tolist() == [LAG - 1]
+
+
 def test_rows_and_cuts_keep_what_they_have() -> None:
     both = Both([16, 9])
     both.ledger.rows(torch.tensor([1, 0]))

@@ -85,6 +85,13 @@ def test_turboquant_keys_are_levels_of_a_gaussian_of_their_norm(x: Tensor, bits:
     assert made.zero_point is None
 
 
+def test_padding_has_no_part_in_a_gaussian_norm(x: Tensor) -> None:
+    spec = TensorSpec(3, mapping="symmetric", codebook="gaussian", param_dtype="float32")
+    padded, alone = quantize(x[0, 0, :8], spec, torch.arange(8) < 6), quantize(x[0, 0, :6], spec)
+    assert torch.equal(padded.scale, alone.scale)
+    assert torch.equal(padded.codes[:6], alone.codes)
+
+
 def test_turboquant_values_have_a_range_per_token(x: Tensor) -> None:
     expected = [[rtn(row, 3) for row in head] for head in x[0].tolist()]
     assert_decodes(x, text("turboquant").value, torch.tensor([expected], dtype=x.dtype))
