@@ -57,9 +57,13 @@ def test_a_capture_and_a_cpu_have_it_in_place(cuda: SimpleNamespace) -> None:
     assert kept(threading.get_ident, DEVICE) == threading.get_ident()
 
 
-def test_inference_mode_does_not_reach_it(cuda: SimpleNamespace) -> None:
+@pytest.mark.parametrize(("device", "capturing"), [("cpu", False), ("cuda", False), ("cuda", True)])
+def test_inference_mode_does_not_reach_it(
+    cuda: SimpleNamespace, device: str, capturing: bool
+) -> None:
+    cuda.capturing = capturing
     with torch.inference_mode():
-        assert not kept(lambda: torch.zeros(1), DEVICE).is_inference()
+        assert not kept(lambda: torch.zeros(1), torch.device(device, 0)).is_inference()
 
 
 def test_errors_come_back() -> None:

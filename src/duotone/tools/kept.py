@@ -38,9 +38,11 @@ def kept(make: Callable[[], T], device: torch.device) -> T:
     """The result of `make`, outside of any pool of the current thread, ready for every stream.
 
     make: allocates on `device`. Inside a capture it runs in place: no other memory can be had.
+    Inference mode does not reach it, for steps with gradients read what is kept as well.
     """
     if device.type != "cuda" or is_capturing(device):
-        return make()
+        with torch.inference_mode(False):
+            return make()
     return in_another_thread(lambda: _made_ready(make, device))
 
 
