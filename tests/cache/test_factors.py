@@ -35,6 +35,11 @@ def states(batch: int, tokens: int, seed: int = 0) -> Tensor:
     return torch.randn(batch, HEADS, tokens, D, generator=torch.Generator().manual_seed(seed))
 
 
+def same_codes(a: Tensor, b: Tensor) -> bool:
+    """Whether no code differs: rotations of other token counts may round otherwise, a code is .1."""
+    return torch.allclose(a, b, rtol=0, atol=1e-5)
+
+
 @pytest.mark.usefixtures("poison")
 @each
 def test_each_span_has_factors_of_its_own(name: str) -> None:
@@ -58,16 +63,16 @@ def test_appending_equals_packing_apart(name: str) -> None:
     joined = a.append(b, concatenate(first, second, 30))
     for i, (n, m) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
         expected = torch.cat([a.dequantize()[i, :, :n], b.dequantize()[i, :, :m]], 1)
-        assert torch.equal(joined.dequantize()[i, :, : n + m], expected)
+        assert same_codes(joined.dequantize()[i, :, : n + m], expected)
 
 
 @each
 def test_cuts_keep_codes_and_factors(name: str) -> None:
     whole = pack_tensor(states(2, 40), SPECS[name], single_block(torch.tensor([40, 21])))
     cut = whole.truncate(torch.tensor([19, 19]))
-    assert torch.equal(cut.dequantize(), whole.dequantize()[:, :, :19])
+    assert same_codes(cut.dequantize(), whole.dequantize()[:, :, :19])
     picked = whole.rows(torch.tensor([1]))
-    assert torch.equal(picked.dequantize(), whole.dequantize()[1:, :, :21])
+    assert same_codes(picked.dequantize(), whole.dequantize()[1:, :, :21])
 
 
 @each
