@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--scale-keys", choices=("auto", "never"), default="auto")
     parser.add_argument("--rows", type=int, default=32, help="of a held-out batch")
     parser.add_argument("--batches", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=HELD_OUT, help="of the held-out batches")
     parser.add_argument("--candidates", action="store_true", help="rows to choose presets among")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="time of all batches, about"
@@ -271,7 +272,7 @@ def main() -> None:
     model = AutoModelForImageTextToText.from_pretrained(args.zoo / args.model, dtype=torch.float32)
     STRESSES[args.stress](model.eval())
     model.to(args.device, dtype)
-    feed, shape = Feed("cpu", HELD_OUT, 1), replace(MEMBERS[args.model].shapes[0], rows=args.rows)
+    feed, shape = Feed("cpu", args.seed, 1), replace(MEMBERS[args.model].shapes[0], rows=args.rows)
     batches = (_on(feed.next(shape), args.device, dtype) for _ in range(args.batches))
     every = {name: spec for bits in WIDTHS for name, spec in specs(bits).items()}
     if args.candidates:
@@ -288,7 +289,7 @@ def main() -> None:
         talks = (Conversation(model, batch) for batch in batches)
         rows = measure(talks, every, args.seconds, args.impl)
     header = {"schema": "duotone.zoo/1", **stamp(torch.device(args.device)), "model": args.model}
-    header |= {"stress": args.stress, "scale_keys": args.scale_keys}
+    header |= {"stress": args.stress, "scale_keys": args.scale_keys, "seed": args.seed}
     header |= {"sequences": len(rows[0]["tokens"]), "rows": rows}
     write_new_json(args.out / f"{args.model}-{args.stress.replace(' ', '-')}.json", header)
 
