@@ -20,14 +20,14 @@ from duotone.tune.trials import Meter
 
 from .moments import CalibrationBatch
 
-MEASURED = 3  # batches, spread over all
+MEASURED = 3  # batches, from the first to the last
 
 
 def nearest(
     model: Any, bases: Bases, specs: Mapping[Any, CacheSpec], batches: Sequence[CalibrationBatch]
 ) -> Any:
     """Label of the spec nearest to 16 bit on some of the calibration's own batches."""
-    some = batches[:: max(1, len(batches) // MEASURED)][:MEASURED]
+    some = (batches[number] for number in spread(len(batches), MEASURED))
     prepared = [ready(model, batch.tensors, batch.answer_tokens) for batch in some]
     meter = Meter(model, {"calibration": prepared}, "visual")
     with TemporaryDirectory() as folder:
@@ -36,6 +36,13 @@ def nearest(
             for label, spec in specs.items()
         }
     return min(scores, key=scores.__getitem__)
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` >= 2 numbers below `count` at even steps, with the first and the last."""
+    if count <= most:
+        return list(range(count))
+    return [step * (count - 1) // (most - 1) for step in range(most)]
 
 
 def elsewhere(bases: Bases, spec: CacheSpec, folder: Path) -> CacheSpec:
