@@ -5,12 +5,13 @@
 FOLDER has files of `zoo.py --candidates`, one per model and stress. A candidate's loss in a case is
 its KL over that of the best plain code of the same nominal width. Its worst loss over all cases
 counts. A model is left out with all its stresses: the candidate reported for it is the one chosen
-on the others.
+on the others. A candidate without numbers in some case is no choice: it is printed and recorded as
+dropped, with the case and why.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,23 @@ from duotone.report.provenance import write_new_json
 
 PLAIN = ("min/max", "lloyd, one gain", "kivi", "calibquant", "calibquant-paper")
 PREFIX = "parts, "  # of the names of candidates
+# Fields of a file that say where its numbers are from.
+PROVENANCE = ("created", "commit", "versions", "device")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model under one stress. rows: of the file, by name; tokens: of answers, by sequence."""
+    """One model under one stress.
+
+    tokens: of answers, by sequence. rows: of the file, by name. failed: reasons of rows without
+    numbers.
+    """
 
     model: str
     stress: str
     tokens: list[int]
     rows: Mapping[str, Mapping[str, Any]]
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Case":
@@ -42,15 +50,19 @@ class Case:
             case = f"{data['model']}, {data['stress']}, of {data['created']}"
             raise ValueError(f"a file must have sums by sequence, as zoo.py writes; got {case}")
         by_name = {row["row"]: row for row in rows if "failed" not in row}
-        return cls(data["model"], data["stress"], plain["tokens"], by_name)
+        failed = {row["row"]: row["failed"] for row in rows if "failed" in row}
+        return cls(data["model"], data["stress"], plain["tokens"], by_name, failed)
 
     def loss(self, row: str, bits: int) -> float:
         """KL of a row over the least KL of a plain code of `bits`."""
         return self.rows[row]["kl"] / self.rows[self.best_plain(bits)]["kl"]
 
     def best_plain(self, bits: int) -> str:
-        """Name of the plain code that loses least."""
+        """Name of the plain code that loses least. Errors: ValueError where none has numbers."""
         names = [f"{name}@{bits}" for name in PLAIN if f"{name}@{bits}" in self.rows]
+        if not names:
+            case = f"{self.model}, {self.stress}"
+            raise ValueError(f"a case needs a plain code of {bits} bits; got none for {case}")
         return min(names, key=lambda name: self.rows[name]["kl"])
 
     def difference(self, row: str, other: str) -> tuple[float, float]:
@@ -78,11 +90,35 @@ def held_out(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str,
     return {model: choose(others[model], rows, bits) for model in models}
 
 
+def dropped(cases: Sequence[Case], rows: Sequence[str], bits: int) -> list[dict[str, str]]:
+    """Rows of `bits` without numbers in a case: {row, model, stress, why}.
+
+    rows: candidates, which every case should have. Of all others: those that failed.
+    """
+    return [
+        {
+            "row": name,
+            "model": case.model,
+            "stress": case.stress,
+            "why": case.failed.get(name, "not in the file"),
+        }
+        for case in cases
+        for name in dict.fromkeys([*rows, *(x for x in case.failed if x.endswith(_ends(bits)))])
+        if name not in case.rows
+    ]
+
+
 def report(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str, Any]:
-    """The choice at one width, and each case scored by the choice of the other models."""
+    """The choice at one width, and each case scored by the choice of the other models.
+
+    rows: candidates; those without numbers in a case are dropped.
+    """
+    missing = dropped(cases, rows, bits)
+    rows = [name for name in rows if name not in {row["row"] for row in missing}]
     chosen = held_out(cases, rows, bits)
     return {
         "bits": bits,
+        "dropped": missing,
         "preset": choose(cases, rows, bits),
         "worst": {row: worst(cases, row, bits) for row in rows},
         "left_out": chosen,
@@ -92,8 +128,7 @@ def report(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str, A
 
 def _scored(case: Case, chosen: str, bits: int) -> dict[str, Any]:
     """Rows of a case: the held-out choice, then all that are no candidates; by rising KL."""
-    ends = (f"@{bits}", f"K{bits} V{bits}")
-    names = [name for name in case.rows if name.endswith(ends) and PREFIX not in name]
+    names = [name for name in case.rows if name.endswith(_ends(bits)) and PREFIX not in name]
     least = min([chosen, *names], key=lambda name: case.rows[name]["kl"])
     scored = [
         {
@@ -114,20 +149,29 @@ def _scored(case: Case, chosen: str, bits: int) -> dict[str, Any]:
     }
 
 
+def _ends(bits: int) -> tuple[str, ...]:
+    """Ends of the names of rows of one width."""
+    return f"@{bits}", f"K{bits} V{bits}"
+
+
 def _holds_zero(case: Case, row: str, least: str) -> bool:
     mean, half = case.difference(row, least)
     return mean <= half
 
 
 def read_cases(folder: Path) -> tuple[list[Case], dict[str, Any]]:
-    """Cases of all files of a folder, and the provenance of the newest. Errors: ValueError."""
+    """Cases of all files of a folder, and their provenance. Errors: ValueError.
+
+    The provenance is the newest file's; its "sources" are those of all files, the oldest first.
+    """
     found = [data for path in sorted(folder.glob("*.json")) for data in read_file(path)]
     found = [data for data in found if data.get("schema") == "duotone.zoo/1"]
     if not found:
         raise ValueError(f"a folder must have files of zoo.py; got none in {str(folder)!r}")
-    newest = max(found, key=lambda data: data["created"])
-    header = {name: newest[name] for name in ("created", "commit", "versions", "device")}
-    return [Case.of(data) for data in found], header
+    by_age = sorted(found, key=lambda data: data["created"])
+    sources = [{name: data[name] for name in ("model", "stress", *PROVENANCE)} for data in by_age]
+    newest = {name: by_age[-1][name] for name in PROVENANCE}
+    return [Case.of(data) for data in found], newest | {"sources": sources}
 
 
 def main() -> None:
@@ -140,9 +184,10 @@ def main() -> None:
     widths = []
     for bits in WIDTHS:
         known = {name: spec for name, spec in candidates(bits).items() if within_bounds(spec, bits)}
-        rows = [name for name in known if all(name in case.rows for case in cases)]
-        widths.append(report(cases, rows, bits))
+        widths.append(report(cases, list(known), bits))
         print(f"{bits} bits: {widths[-1]['preset']}; left out: {widths[-1]['left_out']}")
+        for row in widths[-1]["dropped"]:
+            print("   dropped  {row}, by {model}, {stress}: {why}".format(**row))
         for name, loss in sorted(widths[-1]["worst"].items(), key=lambda item: item[1]):
             print(f"  {loss:8.3f}  {name}")
     write_new_json(args.out, {"schema": "duotone.zoo-choice/1", **header, "widths": widths})

@@ -17,7 +17,7 @@ def order_table(results: Sequence[Result]) -> str:
         f"visual tokens in brackets. *{OURS}*: the candidate that all other models choose. Bold: "
         "no row is better beyond the paired interval."
     )
-    return "\n\n".join([*tables, legend, f"*{_sequences(result)}; {source(result)}.*"])
+    return "\n\n".join([*tables, legend, _footer(result)])
 
 
 def stress_table(results: Sequence[Result]) -> str:
@@ -35,7 +35,7 @@ def stress_table(results: Sequence[Result]) -> str:
         for bits, model in heads
     ]
     table = markdown_table(["bits", "model left out", *stresses], rows)
-    return f"{table}\n\n*{_sequences(result)}; {source(result)}.*"
+    return f"{table}\n\n{_footer(result)}"
 
 
 def _width_table(width: Result) -> str:
@@ -64,6 +64,14 @@ def _ratio_cell(case: Result) -> str:
     kl = {row["row"]: row["kl"] for row in case["rows"]}
     best = case["best_plain"]
     return f"{kl[OURS] / kl[best]:.2f} of {best.rpartition('@')[0]}"
+
+
+def _footer(result: Result) -> str:
+    """Sequences, provenance of all files, and candidates without numbers in some case."""
+    lost = {row["row"] for width in result["widths"] for row in width.get("dropped", ())}
+    without = f"; without numbers in some case: {', '.join(sorted(lost))}" if lost else ""
+    where = source(*result.get("sources", [result]))
+    return f"*{_sequences(result)}; {where}{without}.*"
 
 
 def _sequences(result: Result) -> str:

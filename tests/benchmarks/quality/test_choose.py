@@ -1,6 +1,7 @@
 """The choice by the worst case, on made-up sums of three models."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -72,16 +73,24 @@ def test_no_candidates_are_refused() -> None:
         choose.choose(_cases(), [], 1)
 
 
-def test_choices_become_tables() -> None:
-    result = {
+@pytest.fixture
+def result() -> dict:
+    """A file of choose.py from files of two commits and devices."""
+    header = {"created": "2026-11-27T00:00:00", "versions": {"torch": "2"}}
+    sources = [
+        {**header, "created": "2026-11-26T00:00:00", "commit": "b" * 40, "device": "a card"},
+        {**header, "commit": "c" * 40, "device": "cpu"},
+    ]
+    made = {
         "schema": "duotone.zoo-choice/1",
-        "created": "2026-11-27T00:00:00",
-        "commit": "c" * 40,
-        "versions": {"torch": "2"},
-        "device": "cpu",
+        **sources[-1],
+        "sources": sources,
         "widths": [choose.report(_cases(), [BOLD, SAFE], 1)],
     }
-    result = json.loads(json.dumps(result))
+    return json.loads(json.dumps(made))
+
+
+def test_choices_become_tables(result) -> None:
     order = zoo_tables.order_table([result])
     assert (
         "| held-out choice | **1: 1 ± 0** (1.50) | **1: 1 ± 0** (1.50) | 3: 6 ± 0 (1.50) |" in order
@@ -89,6 +98,77 @@ def test_choices_become_tables() -> None:
     stresses = zoo_tables.stress_table([result])
     assert "| 1 | a | 0.50 of min/max | 0.50 of min/max |" in stresses
     assert "| 1 | c | 3.00 of min/max |  |" in stresses
+
+
+@pytest.mark.parametrize("table", [zoo_tables.order_table, zoo_tables.stress_table])
+def test_tables_name_all_commits_and_devices(result, table) -> None:
+    footer = f"a card, cpu; torch 2; commit {'b' * 10}, {'c' * 10}; 2026-11-27"
+    assert table([result]).endswith(f"{footer}.*")
+    del result["sources"]
+    assert f"sequences; cpu; torch 2; commit {'c' * 10}; 2026-11-27.*" in table([result])
+
+
+def test_candidates_without_numbers_in_a_case_are_dropped_by_name(result) -> None:
+    first, *others = _cases()
+    rows = {name: row for name, row in first.rows.items() if name not in (SAFE, OTHER)}
+    failed = {SAFE: "RuntimeError: no", OTHER: "ValueError: none", "min/max@2": "of 2 bits"}
+    case = replace(first, rows=rows, failed=failed)
+    lost = {"model": "a", "stress": "none"}
+    found = choose.report([case, *others], [BOLD, SAFE, "parts, new@1"], 1)
+    assert found["preset"] == BOLD
+    assert found["dropped"][:3] == [
+        {"row": SAFE, **lost, "why": "RuntimeError: no"},
+        {"row": "parts, new@1", **lost, "why": "not in the file"},
+        {"row": OTHER, **lost, "why": "ValueError: none"},
+    ]
+    assert {row["row"] for row in found["dropped"][3:]} == {"parts, new@1"}
+    result["widths"] = [found]
+    left_out = f"; without numbers in some case: {OTHER}, parts, new@1, {SAFE}.*"
+    assert zoo_tables.order_table([result]).endswith(left_out)
+    with pytest.raises(ValueError, match="needs a plain code of 2 bits; got none for a, none"):
+        case.best_plain(2)
+
+
+def _file(folder, name: str, **changes: object) -> None:
+    rows = [
+        {"row": "16 bit", "tokens": [2]},
+        {"row": PLAIN, "kl": 1.0, "kl_sums": [2.0]},
+        {"row": SAFE, "failed": "RuntimeError: no"},
+    ]
+    header = {"schema": "duotone.zoo/1", "model": "deep", "stress": "none", "versions": {}}
+    data = header | {"created": "2026-11-27", "commit": "c", "device": "cpu", "rows": rows}
+    (folder / name).write_text(json.dumps(data | changes))
+
+
+def test_the_header_names_the_provenance_of_every_file(tmp_path) -> None:
+    _file(tmp_path, "a.json")
+    _file(tmp_path, "b.json", created="2026-11-26", commit="b", device="a card", stress="keys x8")
+    cases, header = choose.read_cases(tmp_path)
+    assert (header["commit"], header["device"]) == ("c", "cpu")
+    found = [(one["commit"], one["device"], one["stress"]) for one in header["sources"]]
+    assert found == [("b", "a card", "keys x8"), ("c", "cpu", "none")]
+    assert [case.failed for case in cases] == [{SAFE: "RuntimeError: no"}] * 2
+
+
+def test_what_is_dropped_is_printed_and_written(tmp_path, monkeypatch, capsys) -> None:
+    known = candidates(1)
+    kept, lost, *_ = [name for name, spec in known.items() if within_bounds(spec, 1)]
+    numbers = {"kl": 1.0, "kl_sums": [2.0], "kl_interval": 0.0, "visual_bits": 1.5}
+    rows = [{"row": "16 bit", "tokens": [2]}, {"row": PLAIN, **numbers}]
+    rows += [{"row": name, **numbers} for name in known if name != lost]
+    rows.append({"row": lost, "failed": "RuntimeError: no"})
+    for model in ("one", "two"):
+        _file(tmp_path, f"{model}.json", rows=rows, model=model)
+    out = tmp_path / "choice" / "out.json"
+    out.parent.mkdir()
+    monkeypatch.setattr("benchmarks.quality.choose.WIDTHS", (1,))
+    monkeypatch.setattr("sys.argv", ["choose", str(tmp_path), "--out", str(out)])
+    choose.main()
+    assert f"dropped  {lost}, by one, none: RuntimeError: no" in capsys.readouterr().out
+    (width,) = json.loads(out.read_text())["widths"]
+    assert {row["row"] for row in width["dropped"]} == {lost}
+    assert kept in width["worst"]
+    assert lost not in width["worst"]
 
 
 def test_files_of_other_benchmarks_are_refused(tmp_path) -> None:
