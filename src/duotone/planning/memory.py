@@ -10,7 +10,7 @@ import torch
 from duotone.attention import Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.hf.model.cache_bytes import cache_bytes
-from duotone.hf.model.extreme_keys import warn_of_extreme_keys
+from duotone.hf.model.extreme_keys import warn_of_extreme_keys, with_wide_parameters
 from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec
@@ -78,6 +78,7 @@ def plan(
     check_spec(facts, spec)
     if hasattr(model_or_config, "get_decoder"):
         warn_of_extreme_keys(model_or_config, facts, spec)
+        spec = with_wide_parameters(model_or_config, facts, spec)
     held = cache_bytes(facts, spec, **counts, images=images)
     tokens, total, dense_total = sum(counts.values()), held.total, held.dense_equivalent
     return Plan(

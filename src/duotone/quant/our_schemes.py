@@ -90,8 +90,8 @@ def duotone_parts(bits: int = 1) -> CacheSpec:
 def duotone_parts8(bits: int = 1) -> CacheSpec:
     """Spec of `duotone_parts` with scales and middles of levels in 8 bits.
 
-    Biases of keys of several hundred (Qwen2.5) need 16 bits. So do codes of 8 bits: rounding would
-    move levels by whole steps.
+    Codes of 8 bits need 16 bits: rounding would move levels by whole steps. So do biases of keys of
+    several hundred (Qwen2.5); a cache gives 16 bits to layers that have them.
     """
     if bits not in PARTS and bits in FLOAT8_BITS:
         tensor = TensorSpec(bits, levels="lloyd", gain="fit", param_dtype="float8")

@@ -49,7 +49,9 @@ def divergence(model: PreTrainedModel, spec: CacheSpec) -> float:
     return float(kl_divergence(*logits).mean())
 
 
-@pytest.mark.parametrize("scheme", ["duotone@1", "duotone-mixed@2", "kivi@2"])
+@pytest.mark.parametrize(
+    "scheme", ["duotone@1", "duotone-mixed@2", "kivi@2", "duotone-parts8@1", "duotone-parts8@2"]
+)
 def test_a_range_per_channel_bears_large_biases(scheme: str) -> None:
     name, bits = scheme.split("@")
     spec = duotone.scheme(name, bits=int(bits))
@@ -64,6 +66,45 @@ def test_a_range_of_several_channels_does_not_and_says_so() -> None:
         duotone.plan(model, SHARED, text_tokens=64)
     with pytest.warns(UserWarning, match=r"layers \[0, 2\]"), duotone.enable(model, SHARED):
         pass
+
+
+def widths_of(spec: CacheSpec, layer: int) -> set[str]:
+    own = spec.at_layer(layer)
+    return {x.param_dtype for kv in (own.visual, own.background) for x in (kv.key, kv.value)}
+
+
+def test_extreme_layers_have_parameters_of_16_bits() -> None:
+    spec, model = duotone.scheme("duotone-parts8", bits=1), with_biases(NORMS)
+    cache = QuantizedCache(model, spec)
+    assert [widths_of(cache.spec, i) for i in range(3)] == [{"float16"}, {"float8"}, {"float16"}]
+    assert QuantizedCache(model, cache.spec).spec == cache.spec
+    assert QuantizedCache(with_biases((0.0,) * 3), spec).spec == spec
+    rule = duotone.LayerRule(0, 1, visual=spec.visual, background=spec.background)
+    assert widths_of(QuantizedCache(model, spec.replace(layers=(rule,))).spec, 0) == {"float16"}
+
+
+def test_a_plan_counts_parameters_of_extreme_layers() -> None:
+    spec, model = duotone.scheme("duotone-parts8", bits=1), with_biases(NORMS)
+    cache = QuantizedCache(model, spec)
+    model(**inputs("qwen2_5_vl", [[20, *["image"] * 8, 150]]), past_key_values=cache)
+    pictures = {"visual_tokens": 32, "images": 8}  # of four tokens each
+    plans = [duotone.plan(x, spec, text_tokens=2, **pictures) for x in (model, model.config)]
+    assert plans[1].params_bytes < plans[0].params_bytes == cache.memory().params_bytes
+
+
+def test_a_file_says_how_its_codes_are_kept(tmp_path) -> None:
+    """Other weights of the same shapes may read it, and need no parameters of 16 bits."""
+    spec, path = duotone.scheme("duotone-parts8", bits=1), tmp_path / "cache.safetensors"
+    given = inputs("qwen2_5_vl", [[20, *["image"] * 8, 150]])
+    for norms, others in ((NORMS, (0.0,) * 3), ((0.0,) * 3, NORMS)):
+        model = with_biases(norms)
+        cache = QuantizedCache(model, spec)
+        model(**given, past_key_values=cache)
+        cache.save(path)
+        again = QuantizedCache.load(path, with_biases(others), waive=("weights",))
+        assert again.spec == cache.spec
+        assert again.memory().params_bytes == cache.memory().params_bytes
+        path.unlink()
 
 
 def test_only_layers_that_share_a_range_are_named() -> None:

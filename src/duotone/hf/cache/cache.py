@@ -21,6 +21,7 @@ from duotone.hf.cache.layer import QuantizedLayer
 from duotone.hf.cache.saved import fill, read_cache, save_cache
 from duotone.hf.cache.scales import KeyScales
 from duotone.hf.cache.timeline import Timeline
+from duotone.hf.model.extreme_keys import with_wide_parameters
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.fitting import fitting_facts
 from duotone.hf.model.implementation import planned_layers, slow_paths
@@ -37,7 +38,8 @@ class QuantizedCache(Cache):
     Pass it as `past_key_values` to `model.generate` or to the model itself. It listens to the
     model's inputs to learn which tokens are visual and which are padding.
 
-    model: any supported transformers model. spec: what to do with which tokens.
+    model: any supported transformers model. spec: what to do with which tokens; 8-bit parameters
+        become 16-bit ones in layers whose keys are extreme (`hf.model.extreme_keys`).
     visual_mask: [batch, tokens] True at visual tokens, for callers with `inputs_embeds` (the ids,
         and so the positions, are unknown then). Rows may be fewer than the batch by an integer
         factor (beams, num_return_sequences).
@@ -55,6 +57,17 @@ class QuantizedCache(Cache):
         impl: str = "auto",
     ) -> None:
         facts = fitting_facts(model, spec, visual_mask)
+        self._begin(model, facts, with_wide_parameters(model, facts, spec), visual_mask, impl)
+
+    def _begin(
+        self,
+        model: PreTrainedModel,
+        facts: ModelFacts,
+        spec: CacheSpec,
+        visual_mask: Tensor | None,
+        impl: str,
+    ) -> None:
+        """Make an empty cache of `spec` as it is: that of a file says how its codes are kept."""
         plans = planned_layers(model, facts, spec, impl)
         self.visual_mask, self.device = visual_mask, model.device
         scales = KeyScales(key_scales(model, facts, spec))
@@ -289,7 +302,8 @@ class QuantizedCache(Cache):
         """
         with without_autocast(model.device):
             spec, saved, states, scales = read_cache(path, model, visual_mask, waive)
-            cache = cls(model, spec, visual_mask=visual_mask, impl=impl)
+            cache = cls.__new__(cls)
+            cache._begin(model, fitting_facts(model, spec, visual_mask), spec, visual_mask, impl)
             cache.timeline.scales = scales.on(model.device)
             fill(cache.timeline, saved, states, model.device)
         return cache

@@ -1,8 +1,9 @@
-"""Warning of layers whose K has extreme channels, read from the weights before a run.
+"""Layers whose K has extreme channels, read from the weights before a run.
 
 Qwen2.5's first and last layers have biases of K that are tens of times those of other layers. A
-range per channel takes one that RoPE hardly rotates in its zero-point; a range that channels share
-loses all other channels.
+range per channel takes one that RoPE hardly rotates in its zero-point, or in the middle of its
+levels. Of 8 bits, that middle is off by up to 1/32: such layers have parameters of 16 bits instead.
+A range that channels share loses all other channels, which is warned of.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from transformers import PreTrainedModel
 from duotone.hf.model.attentions import attentions, is_readable
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.key_scales import query_scales
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec, KVSpec, LayerRule
+from duotone.quant.layer_rules import RULED
 
 # Times as far as the median channel of a head.
 EXTREME = 10.0
@@ -33,18 +35,8 @@ def warn_of_extreme_keys(model: PreTrainedModel, facts: ModelFacts, spec: CacheS
 
     Keys that are scaled are extreme if they are so to queries.
     """
-    places = [place for place in range(facts.layers) if _shares_range(spec, place)]
-    if not places:
-        return
-    scales = query_scales(model, facts, spec)
-    risky = {facts.packed[place]: scales[place] for place in places}
-    known = _FOUND.setdefault(model, {})
-    if any((number, w is not None) not in known for number, w in risky.items()):
-        for each in attentions(model, facts):
-            w = risky.get(each.layer_idx)
-            known[each.layer_idx, w is not None] = _ratio(each, w)
-    reached = {number: known.get((number, w is not None), 0.0) for number, w in risky.items()}
-    found = {number: ratio for number, ratio in reached.items() if ratio > EXTREME}
+    shared = [place for place in range(facts.layers) if _shares_range(spec, place)]
+    found = {facts.packed[p]: ratio for p, ratio in _extreme(model, facts, spec, shared).items()}
     if found:
         warnings.warn(
             "K that has channels far larger than others needs a range per channel; in "
@@ -53,6 +45,48 @@ def warn_of_extreme_keys(model: PreTrainedModel, facts: ModelFacts, spec: CacheS
             "a range in common. Use along='tokens' for K, e.g. duotone.scheme('kivi', bits=2).",
             stacklevel=2,
         )
+
+
+def with_wide_parameters(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> CacheSpec:
+    """Spec with parameters of 16 bits, K's and V's, in layers whose keys are extreme.
+
+    Layers with parameters of 16 bits stay as they are, so a spec that was so changed stays equal.
+    """
+    small = [place for place in range(facts.layers) if _small_policies(spec, place)]
+    wide = [
+        LayerRule(place, place + 1, **_small_policies(spec, place))
+        for place in _extreme(model, facts, spec, small)
+    ]
+    return spec.replace(layers=(*spec.layers, *wide)) if wide else spec
+
+
+def _extreme(
+    model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec, places: list[int]
+) -> dict[int, float]:
+    """{place: reach} of those packed layers whose keys are extreme."""
+    if not places:
+        return {}
+    scales = query_scales(model, facts, spec)
+    risky = {facts.packed[place]: scales[place] for place in places}
+    known = _FOUND.setdefault(model, {})
+    if any((number, w is not None) not in known for number, w in risky.items()):
+        for each in attentions(model, facts):
+            w = risky.get(each.layer_idx)
+            known[each.layer_idx, w is not None] = _ratio(each, w)
+    numbers = [(facts.packed[place], scales[place] is not None) for place in places]
+    reached = zip(places, (known.get(number, 0.0) for number in numbers), strict=True)
+    return {place: ratio for place, ratio in reached if ratio > EXTREME}
+
+
+def _small_policies(spec: CacheSpec, layer: int) -> dict[str, KVSpec]:
+    """{name: policy in 16 bits} of those of a layer whose K has parameters of 8 bits."""
+    own = spec.at_layer(layer)
+    policies = {name: getattr(own, name) for name in RULED}
+    return {
+        name: KVSpec(*(x.replace(param_dtype="float16") for x in (each.key, each.value)))
+        for name, each in policies.items()
+        if isinstance(each, KVSpec) and each.key.param_dtype == "float8"
+    }
 
 
 def _shares_range(spec: CacheSpec, layer: int) -> bool:
