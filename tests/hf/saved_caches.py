@@ -52,6 +52,15 @@ SPECS = {
             TensorSpec(2, "channels", tile=4, factors="balanced"),
         )
     ),
+    "codebook": MIXED.replace(
+        text=KVSpec(
+            TensorSpec(2, group=4, mapping="symmetric", codebook="gaussian"),
+            TensorSpec(2, "channels", group=8, clip=0.9, ends="deviations"),
+        )
+    ),
+    "heads": VISUAL.replace(
+        visual=KVSpec(TWO.replace(jensen=True), TensorSpec(2, "span", heads="all"))
+    ),
     "dense": duotone.scheme("dense"),
 }
 

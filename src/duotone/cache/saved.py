@@ -27,7 +27,7 @@ from duotone.cache.layer import LayerStore
 from duotone.cache.packed import PackedTensor, has_token_axis
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import valid_mask
-from duotone.quant import CacheSpec, TensorSpec
+from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.factors import NORM
 
 PARTS = ("key", "value")
@@ -217,15 +217,21 @@ class _Parsing:
             must(norm is not None or not packs, "packed keys need their norm", f"no {full}")
             ok = norm is None or bool((norm > 0).all())
             must(ok, "norms of keys must be positive", full)
-        self._check_lag(index, found, state)
+        self._check_lag(index, found, spec, state)
         check_levels(f"layers.{index}", found, spec, state)
         return found
 
-    def _check_lag(self, index: int, found: Tensors, state: LedgerState) -> None:
+    def _check_lag(self, index: int, found: Tensors, spec: CacheSpec, state: LedgerState) -> None:
         names = {"lag_values", "lag_lengths"} & found.keys()
         must(len(names) != 1, "exact V needs its lengths", f"{names} of layers.{index}")
+        most = spec.text.value.lag if isinstance(spec.text, KVSpec) else 0
+        packs = bool(most and state.stream.lengths.any())
+        must(
+            bool(names) or not packs, "packed V needs its exact V", f"no layers.{index}.lag_values"
+        )
         if names:
             width, lengths = found["lag_values"].shape[2], found["lag_lengths"]
+            must(width <= most, f"exact V is of {most} tokens at most", width)
             ok = bool(((lengths >= 0) & (lengths <= width)).all())
             ok = ok and bool((lengths <= state.stream.lengths).all())
             must(ok, "exact V must be of packed tokens", f"layers.{index}.lag_lengths")

@@ -1,37 +1,28 @@
 """Keys in the units that queries see: scores stay, codes gain, and nothing is done without need."""
 
 import copy
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from graph_answers import batch_of
+from grown_keys import EIGHT, STREAM, grown
 from held_still import decode
-from saved_caches import rewrite
 from test_generate import assert_same_run, run
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks import stress
 from benchmarks.quality.candidates import BASE
-from duotone import CacheSpec, Eviction, KVSpec, QuantizedCache, TensorSpec
+from duotone import CacheSpec, Eviction, KVSpec, QuantizedCache
 from duotone.evaluate import evaluate
-from duotone.hf.model import key_scales
 from duotone.hf.model.attentions import attentions
-from duotone.hf.model.facts import model_facts
 from duotone.loading import load
 from duotone.tasks import TASKS
 
-from families import LOGIT_TOLERANCE, inputs, logit_error, new_model, tiny_model
+from families import LOGIT_TOLERANCE, inputs, logit_error, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:K that has channels far larger")
-EIGHT = TensorSpec(8, "channels", 8)
-STREAM = CacheSpec(
-    visual="text", text=KVSpec(EIGHT, TensorSpec(8, "channels", 8)), sink=2, recent=3
-)
 VISUAL = CacheSpec(visual=KVSpec(EIGHT.replace(transform="hadamard"), EIGHT))
 MIXED = STREAM.replace(visual=VISUAL.visual, ranges="run")
 PARTS = MIXED.replace(background=VISUAL.visual)
@@ -42,16 +33,6 @@ SPECS = {
     "normed": STREAM.replace(key_norm=True, sink=0),
 }
 NAMES = ["internvl", "qwen2_vl", "gemma3", "glm4v", "llama"]
-
-
-def grown(name: str, factor: float = 8) -> PreTrainedModel:
-    """A model with keys that grew by other factors in other channels, and queries back."""
-    model = new_model(name)
-    stress.grow_keys(model, factor)
-    for attention in attentions(model, model_facts(model)):
-        stress._scale_queries_and_keys(attention, torch.tensor([1, 9]), 3.0)
-    key_scales._FOUND.clear()
-    return model
 
 
 def as_they_are(spec: CacheSpec) -> CacheSpec:
@@ -195,57 +176,6 @@ def test_large_keys_cost_duotone_tiny_nothing() -> None:
     )
     scaled, plain = (found.scores[name]["kl"].value for name in ("scaled", "as they are"))
     assert 0 < scaled < 0.2 * plain
-
-
-def test_a_file_keeps_its_scales(tmp_path: Path) -> None:
-    """Another model's w would read other keys, so a loaded cache has the one it was made by."""
-    path, given = tmp_path / "cache.safetensors", inputs("llama", [[40], [17]])
-    model, other = grown("llama"), new_model("llama")
-    cache = QuantizedCache(model, STREAM)
-    with torch.no_grad():
-        model(**given, past_key_values=cache)
-    cache.save(path)
-    with pytest.raises(ValueError, match="another model's: weights"):
-        QuantizedCache.load(path, other)
-    for loaded in (
-        QuantizedCache.load(path, model),
-        QuantizedCache.load(path, other, waive=("weights",)),
-    ):
-        pairs = zip(loaded.timeline.scales.each, cache.timeline.scales.each, strict=True)
-        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
-        assert loaded.memory().params_bytes == cache.memory().params_bytes
-    assert not QuantizedCache(other, STREAM).timeline.scales.tensors
-    step = torch.full((2, 1), 7)
-    logits = [decode(model, each, step) for each in (QuantizedCache.load(path, model), cache)]
-    assert torch.equal(*logits)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda w: w[:, :, :3], r"key_scales.1 must be floats \(2, 1, 16\)"),
-        (lambda w: w * 0, "key_scales.1 must be finite and positive"),
-        (lambda w: w / 0, "key_scales.1 must be finite and positive"),
-        (lambda w: w.int(), "key_scales.1 must be floats"),
-    ],
-    ids=["shape", "zero", "infinite", "integers"],
-)
-def test_damaged_scales_are_refused(
-    tmp_path: Path, change: Callable[[Tensor], Tensor], message: str
-) -> None:
-    path = tmp_path / "cache.safetensors"
-    model = grown("llama")
-    cache = QuantizedCache(model, STREAM)
-    with torch.no_grad():
-        model(**inputs("llama", [[20]]), past_key_values=cache)
-    cache.save(path)
-
-    def damage(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        tensors["key_scales.1"] = change(tensors["key_scales.1"]).contiguous()
-
-    rewrite(path, damage)
-    with pytest.raises(ValueError, match=message):
-        QuantizedCache.load(path, model)
 
 
 class Products(TorchDispatchMode):

@@ -36,6 +36,8 @@ from duotone.tools import tensor_file
 # its modules hold.
 FORMAT = "duotone-cache-6"
 KEY, WHAT = "duotone", "a saved duotone cache"
+# Field of the header with the layers that have scales of keys, where some have.
+SCALED = "scaled_keys"
 # What a caller may vouch for himself.
 WAIVABLE = ("weights", "config", "dtype", "bases", "checksum")
 Header = dict[str, Any]
@@ -60,6 +62,8 @@ def save_cache(timeline: Timeline, model: PreTrainedModel | None, path: str | Pa
         check_states(timeline.own.tensors, facts, timeline.batch, timeline.length)
     tensors |= {name: x.contiguous() for name, x in timeline.own.tensors.items()}
     tensors |= timeline.scales.named()
+    if timeline.scales.tensors:
+        header[SCALED] = timeline.scales.layers
     header |= {"format": FORMAT, "spec": spec.to_dict(), "model": facts.signature()}
     tensor_file.write(path, tensors, header | _identity(model, spec), KEY)
 
@@ -101,7 +105,8 @@ def read_cache(
         if signature != header["model"]:
             raise ValueError(f"it was saved for {header['model']}; this model is {signature}")
         _check_identity(header, _identity(model, spec), waive)
-        states, scales = taken_states(tensors), taken_scales(tensors, facts)
+        states = taken_states(tensors)
+        scales = taken_scales(tensors, facts, header.get(SCALED, []))
         saved = parse(header, tensors, spec, _shape(facts))
         first = saved.states[0]
         check_states(states, facts, len(first.dense.lengths), first.seen)

@@ -32,6 +32,11 @@ class KeyScales:
         return [w for w in self.each if w is not None]
 
     @property
+    def layers(self) -> list[int]:
+        """Numbers of the layers that have one."""
+        return [i for i, w in enumerate(self.each) if w is not None]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all of them."""
         return sum(w.nbytes for w in self.tensors)
@@ -63,9 +68,18 @@ class KeyScales:
         return {f"{PREFIX}{i}": w for i, w in enumerate(self.each) if w is not None}
 
 
-def taken_scales(tensors: dict[str, Tensor], facts: ModelFacts) -> KeyScales:
-    """Take scales out of a file's tensors. Errors: ValueError for those that no layer can have."""
+def taken_scales(tensors: dict[str, Tensor], facts: ModelFacts, layers: list[int]) -> KeyScales:
+    """Take scales out of a file's tensors. layers: those whose scales the file says it has.
+
+    Errors: ValueError for scales that no layer can have, and for others than those of `layers`.
+    """
     found: list[Tensor | None] = [tensors.pop(f"{PREFIX}{i}", None) for i in range(facts.layers)]
+    has = [i for i, w in enumerate(found) if w is not None]
+    if has != layers:
+        raise ValueError(
+            f"scales of keys must be those of layers {layers!r}; got {has}. Run the prompt again "
+            "and save the cache anew"
+        )
     for i, (w, shape) in enumerate(zip(found, facts.shapes, strict=True)):
         wanted = (shape.kv_heads, 1, shape.head_dim)
         if w is None:
