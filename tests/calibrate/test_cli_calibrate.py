@@ -37,7 +37,8 @@ def test_existing_files_and_bad_paths_are_refused_before_the_model_is_loaded(tmp
         assert message in error_of("calibrate", *SMALL, "-o", tmp_path / out)
 
 
-def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
+def test_from_samples_to_a_spec_that_other_commands_take(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/bin/duotone", "calibrate", "-o", "my file"])
     result = run("calibrate", *SMALL, "--bits", "1", "-o", tmp_path / "mine", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
@@ -46,6 +47,7 @@ def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
     assert report["files"] == [str(tmp_path / f"mine.{end}") for end in ends]
     written = json.loads((tmp_path / "mine.report.json").read_text())
     assert written["verdict"] == report["verdict"]
+    assert written["command"] == "duotone calibrate -o 'my file'"
     assert report["verdict"]["kept"] == "calibrated"
     assert report["verdict"]["found"]["packed"] > 0.8
     assert set(report["seconds"]) == {"calibration", "comparison"}

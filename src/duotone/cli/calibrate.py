@@ -1,5 +1,7 @@
 """`duotone calibrate`: bases for K and V from one's own model and samples, and a spec of them."""
 
+import shlex
+import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -109,6 +111,7 @@ def command(
                 loaded, bases, found, data.heldout, keep_found=keep_found, progress=progress
             )
         seconds["comparison"] = perf_counter() - started - seconds["calibration"]
+    report |= {"command": shlex.join(["duotone", *sys.argv[1:]])}
     report |= {"verdict": end and end.to_dict(), "seconds": seconds}
     written = [str(path) for path in write(bases, spec, out, report, found)]
     if json_output:
