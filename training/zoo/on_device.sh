@@ -20,7 +20,8 @@ if [ "$1" = measure ]; then
   for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
     for stress in none "keys x8" "values x16"; do
       CUDA_VISIBLE_DEVICES=$((i++ % gpus)) OMP_NUM_THREADS=1 python3 -m benchmarks.quality.zoo "$model" --zoo "$home/zoo" \
-        --stress "$stress" --device cuda --impl reference --candidates --batches "$2" --seconds "$3" --out "$home/results" \
+        --stress "$stress" --device cuda --impl reference --candidates ${SEED:+--seed "$SEED"} ${COMMVQ:+--commvq "$COMMVQ"} \
+        --batches "$2" --seconds "$3" --out "$home/results" \
         >"$home/$model-$stress.log" 2>&1 || tail -n 3 "$home/$model-$stress.log" &
     done
   done
