@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.hf.model.facts import check_spec, model_facts
+from duotone.hf.model.facts import model_facts
 from duotone.hf.model.fingerprint import fingerprint
+from duotone.hf.model.spec_checks import check_spec
 from duotone.quant import CacheSpec
 from duotone.quant.bases import Bases
 

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.model.fingerprint import fingerprint
+from duotone.hf.model.spec_checks import check_no_states, check_spec
 from duotone.loading import Loaded
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from duotone import CacheSpec, scheme
-from duotone.hf.model.facts import check_spec, model_facts
+from duotone.hf.model.facts import model_facts
 from duotone.hf.model.identity import weights_digest
+from duotone.hf.model.spec_checks import check_spec
 from duotone.inference.memory import total_memory
 from duotone.report.provenance import write_new_json
 from duotone.tasks.metrics import Score, confidence_interval

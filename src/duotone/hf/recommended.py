@@ -18,8 +18,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from duotone.defaults import CONVERSATIONS, TEXT
 from duotone.hf.model.cache_bytes import cache_bytes
-from duotone.hf.model.facts import ModelFacts, check_spec, with_visual
+from duotone.hf.model.facts import ModelFacts, with_visual
 from duotone.hf.model.fitting import checked_facts
+from duotone.hf.model.spec_checks import check_spec
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.schemes import named
 

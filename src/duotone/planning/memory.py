@@ -11,7 +11,8 @@ from duotone.attention import Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.hf.model.cache_bytes import cache_bytes
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys, with_wide_parameters
-from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, model_facts
+from duotone.hf.model.spec_checks import check_no_states, check_spec
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec
 

@@ -290,7 +290,5 @@ def _both(spec: KVSpec) -> tuple[TensorSpec, TensorSpec]:
 
 def _bare(layout: PageLayout, spec: TensorSpec, pages: int, device: torch.device) -> PackedTensor:
     """A stream of whole pages of one sequence, without its tensors."""
-    tokens = pages * layout.tokens
-    size = tokens if spec.along == "channels" else spec.group
-    table = BlockTable.uniform(1, tokens, size, device)
+    table = BlockTable.uniform(1, pages * layout.tokens, spec.row_tokens, device)
     return PackedTensor(spec, layout.head_dim, layout.dtype, table, None, None)

@@ -12,7 +12,8 @@ from typing import Any
 from duotone import CacheSpec
 from duotone.evaluate.loader import encoded_task
 from duotone.evaluate.records import describe
-from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec
+from duotone.hf.model.facts import ModelFacts
+from duotone.hf.model.spec_checks import check_no_states, check_spec
 from duotone.inference.encoded import EncodedPrompts, TextFile, encoded_if_text
 from duotone.loading import Loaded
 from duotone.planning.memory import plan

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import duotone
 from duotone import CacheSpec
-from duotone.hf.model.facts import ModelFacts, check_spec
+from duotone.hf.model.facts import ModelFacts
+from duotone.hf.model.spec_checks import check_spec
 
 from .space import Point, Space, merged, prefixed
 

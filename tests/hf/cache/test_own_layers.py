@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 import duotone
 from duotone import QuantizedCache
 from duotone.hf.cache.own_layers import state_tensors
-from duotone.hf.model.facts import check_no_states
+from duotone.hf.model.spec_checks import check_no_states
 from duotone.inference.memory import cache_memory
 
 from families import inputs, tiny_model

@@ -9,7 +9,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from duotone.hf.model.calibrated import check_bases
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys
-from duotone.hf.model.facts import ModelFacts, check_spec, model_facts, with_visual
+from duotone.hf.model.facts import ModelFacts, model_facts, with_visual
+from duotone.hf.model.spec_checks import check_spec
 from duotone.hf.model.support import check_window
 from duotone.quant import CacheSpec
 
