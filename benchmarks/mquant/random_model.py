@@ -15,8 +15,8 @@ import transformers
 from torch import Tensor, nn
 
 from duotone.hf.weights.checkpoint import empty_model, mark_quantized
+from duotone.hf.weights.units import units_of
 from duotone.hf.weights.weight_maps import weight_map
-from duotone.quantize.units import units_of
 from duotone.weights.equivalences.hadamard import HadamardPlan, plan_hadamard
 from duotone.weights.equivalences.module_map import WeightMap, at, put
 from duotone.weights.equivalences.norms import RMSNorm, norm_parts

@@ -7,8 +7,8 @@ import pytest
 from cli_runs import error_of, run
 
 import duotone
+from duotone.cli.card import parse_bytes
 from duotone.cli.common import show_paths
-from duotone.cli.plan import parse_bytes
 from duotone.defaults import CONVERSATIONS, TEXT, name_of
 from duotone.quant.schemes import named
 from tiny_vlm import tiny_model
@@ -130,3 +130,26 @@ def test_parse_bytes(text, count):
 def test_parse_bytes_refuses(text, message):
     with pytest.raises(ValueError, match=message):
         parse_bytes(text)
+
+
+def test_a_plan_of_all_memory_has_rows_of_weights():
+    asked = ("plan", "--memory", "100MB", "--weights", "rtn-w4a8", "--scheme", "duotone")
+    card = json.loads(run(*asked, "--json").stdout)["card"]
+    own, recipe = card["rows"]
+    assert [own["recipe"], recipe["recipe"]] == ["none", "rtn-w4a8"]
+    shown = " ".join(run(*asked).stdout.split())
+    assert "10.00 MB, assumed, not measured; --reserve sets it" in shown
+    said = f"{recipe['max_batch']:,} sequences fit into 100.00 MB instead of"
+    assert f"{said} {own['dense_max_batch']:,}." in shown
+    tight = " ".join(run("plan", "--memory", "10MB", "--reserve", "2MB").stdout.split())
+    assert "do not fit into the 8.00 MB" in tight
+    assert "2.00 MB, as given" in tight
+
+
+def test_memory_options_that_exclude_each_other_are_refused():
+    for command in ("plan", "recommend"):
+        assert "got both" in error_of(command, "--memory", "1GB", "--budget", "1GB")
+        assert "did you mean rtn" in error_of(command, "--memory", "1GB", "--weights", "rtn")
+        assert "add memory_bytes (--memory" in error_of(command, "--reserve", "1GB")
+    said = error_of("plan", "--model", "internvl2.5-8b", "--memory", "24GB")
+    assert "the shape of a cache alone" in said

@@ -118,3 +118,12 @@ def test_a_refused_model_is_one_of_supports(name: str, why: str, tmp_path: Path)
 
 def test_a_wrong_budget_is_a_users_error() -> None:
     assert "write 20GB" in error_of("recommend", "--budget", "20")
+
+
+def test_all_memory_has_rows_of_weights() -> None:
+    asked = ("--memory", "1GB", "--weights", "rtn-w4a8", "--reserve", "100MB")
+    shown = words_of(*asked)
+    assert "sequences in 1.00 GB" in shown
+    assert "100.00 MB, as given" in shown
+    card = json.loads(run("recommend", *asked, "--json").stdout)["plan"]["card"]
+    assert [row["recipe"] for row in card["rows"]] == ["none", "rtn-w4a8"]

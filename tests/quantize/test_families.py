@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from duotone.hf.weights.checkpoint import load, save
+from duotone.hf.weights.counted import recipe_bytes
 from duotone.hf.weights.fusion import fuse, is_fused, unfused
 from duotone.hf.weights.weight_maps import FAMILIES as MAPPED
 from duotone.hf.weights.weight_maps import weight_map
@@ -36,7 +37,10 @@ def test_every_part_is_quantized_and_comes_back(name, tmp_path):
     plain = tiny_model(name)
     model = copy.deepcopy(plain)
     data = CalibrationSet([data_of(name, seed) for seed in (1, 2, 3)], {}, [])
-    report = quantize_model(model, get_recipe("mquant-w8a8"), data)
+    recipe = get_recipe("mquant-w8a8")
+    report = quantize_model(model, recipe, data)
+    bounds = [recipe_bytes(plain, recipe.replace(split=s))["total"] for s in ("never", "eq8")]
+    assert bounds[0] <= report["bytes"]["after"]["total"] <= bounds[1] < 1.02 * bounds[0]
     given = data_of(name, 1)
     wanted, found = logits(plain, given), logits(model, given)
     assert (found - wanted).norm() < 0.25 * wanted.norm()

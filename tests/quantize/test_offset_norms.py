@@ -8,8 +8,8 @@ from torch import nn
 from transformers import AutoModelForImageTextToText
 
 from duotone.hf.weights.equivalences import Equivalences, apply_equivalences, check_norms
+from duotone.hf.weights.quantizable import check
 from duotone.hf.weights.weight_maps import weight_map
-from duotone.quantize.run import check
 from duotone.weights.equivalences.module_map import at, put
 from duotone.weights.equivalences.norms import norm_parts
 from duotone.weights.methods.awq import pairs_of

@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from .bench_subject import prompts, subject
+from .card import parse_bytes
 from .common import say
-from .plan import parse_bytes
 
 # Visual tokens and generated ones of CalibQuant's Tables 5 and 6.
 VISUAL_TOKENS, NEW_TOKENS = 3328, 500

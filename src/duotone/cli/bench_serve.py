@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from .card import parse_bytes
 from .common import JsonOption, print_json, say, user_errors
-from .plan import parse_bytes
 
 PROMPTS = 256
 

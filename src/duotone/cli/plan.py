@@ -1,10 +1,10 @@
 """`duotone plan`: sequences in a memory budget, before running anything."""
 
-import re
 from typing import Annotated, Any
 
 import typer
 
+from .card import MemoryOption, ReserveOption, WeightsOption, config_of, memory_of, show_card
 from .common import (
     BitsOption,
     JsonOption,
@@ -17,33 +17,7 @@ from .common import (
     user_errors,
 )
 
-_UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-# Fewer bytes mean a forgotten unit: not even one token of most models fits.
-_LEAST_BARE_BYTES = 1e6
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-def parse_bytes(text: str) -> int:
-    """'30GB' -> 30_000_000_000, '24GiB' -> 24 * 2**30; bare numbers are bytes, from 1 MB on."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = match and _UNITS.get(match[2].upper() or "B")
-    if not unit or float(match[1]) <= 0:
-        raise ValueError(
-            f"a budget must be a positive number with B, kB, MB, GB, TB or KiB..TiB, got {text!r}; "
-            "write e.g. 30GB"
-        )
-    if not match[2] and float(match[1]) < _LEAST_BARE_BYTES:
-        raise ValueError(
-            f"a budget without a unit is in bytes and must be at least {_LEAST_BARE_BYTES:,.0f}, "
-            f"got {text!r}; write {match[1]}GB, or {match[1]}B if bytes are meant"
-        )
-    return int(float(match[1]) * unit)
-
-
-def _config(model: str | None) -> Any:
-    from duotone.loading import load_config
-
-    return load_config(model)
+DEFAULT_BUDGET = "30GB"
 
 
 @user_errors
@@ -67,13 +41,23 @@ def command(
     images: Annotated[
         int, typer.Option(min=1, help="Number of pictures that hold the visual tokens.")
     ] = 1,
-    budget: Annotated[str, typer.Option(help="Memory for caches, e.g. 30GB or 24GiB.")] = "30GB",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for caches, e.g. 30GB or 24GiB.",
+            show_default=f"{DEFAULT_BUDGET}, without --memory",
+        ),
+    ] = None,
+    memory: MemoryOption = None,
+    weights: WeightsOption = None,
+    reserve: ReserveOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Compute how many sequences fit into a memory budget.
 
-    16 bit next to a scheme; weights and activations are outside the budget. How fast these
-    sequences decode is measured by [bold]duotone bench generate --budget[/bold].
+    16 bit next to a scheme. --budget is memory for caches alone; --memory is the whole card, of
+    which weights and a reserve are taken off. How fast these sequences decode is measured by
+    [bold]duotone bench generate --budget[/bold].
 
     [bold]Examples[/bold]
 
@@ -81,14 +65,17 @@ def command(
 
       duotone plan --model internvl2.5-8b --scheme minmax --budget 30GB
 
+      duotone plan --model Qwen/Qwen2-VL-7B-Instruct --memory 24GB --weights mquant-w4a8
+
       duotone plan --scheme duotone --bits 2 --json
     """
     import duotone
     from duotone.planning.shapes import SHAPES
 
     spec = None if scheme is None else scheme_spec(scheme, bits)
-    budget_bytes = parse_bytes(budget)
-    config = SHAPES.get(model or "") or _config(model)
+    given = budget if budget or memory else DEFAULT_BUDGET
+    of_card = memory_of(given, memory, weights, reserve)
+    config = SHAPES.get(model or "") or config_of(model, memory is not None)
     if scheme is None:
         scheme, spec = recommended_spec(config, bits)
     plan = duotone.plan(
@@ -98,7 +85,7 @@ def command(
         text_tokens=text_tokens,
         new_tokens=new_tokens,
         images=images,
-        budget_bytes=budget_bytes,
+        **of_card,
     )
     paths = _paths(config, spec)
     if json_output:
@@ -134,8 +121,10 @@ def show_plan(plan: Any, scheme: str) -> None:
         table.add_row("  of it sliding windows", "", megabytes(windows))
     table.add_row("true bits per number", "16", f"{plan.bits_per_element:.3f}")
     console = Console()
-    if plan.budget_bytes is None:
+    if plan.budget_bytes is None or plan.card is not None:
         console.print(table)
+        if plan.card is not None:
+            show_card(plan, scheme)
         return
     budget = megabytes(plan.budget_bytes)
     table.add_row(f"sequences in {budget}", f"{plan.dense_max_batch:,}", f"{plan.max_batch:,}")

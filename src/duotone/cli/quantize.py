@@ -100,9 +100,9 @@ def command(
     """
     from duotone.hf.weights import checkpoint as quantized
     from duotone.hf.weights.compressed_tensors import check_expressible, export
+    from duotone.hf.weights.quantizable import check
+    from duotone.hf.weights.units import input_channels, units_of
     from duotone.quantize import calibration_set, quantize_model
-    from duotone.quantize.run import check
-    from duotone.quantize.units import input_channels, units_of
 
     if form not in FORMATS:
         raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")

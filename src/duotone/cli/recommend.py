@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from .card import MemoryOption, ReserveOption, WeightsOption, config_of, memory_of
 from .common import JsonOption, print_json, show_paths, user_errors
-from .plan import parse_bytes, show_plan
+from .plan import show_plan
 
 
 @user_errors
@@ -23,6 +24,9 @@ def command(
         str | None,
         typer.Option(help="Memory for caches, e.g. 20GB or 24GiB.", show_default="none"),
     ] = None,
+    memory: MemoryOption = None,
+    weights: WeightsOption = None,
+    reserve: ReserveOption = None,
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -47,16 +51,18 @@ def command(
       duotone recommend Qwen/Qwen2.5-VL-7B-Instruct --budget 20GB
 
       duotone recommend ./my-model --tokens 32768 --out spec.json
+
+      duotone recommend ./my-model --memory 24GB --weights mquant-w4a8
     """
-    budget_bytes = None if budget is None else parse_bytes(budget)
-    given, refused = _checked(model)
+    of_card = memory_of(budget, memory, weights, reserve)
+    given, refused = _checked(model, memory is not None)
     if refused is not None and json_output:
         print_json(refused)
         return
     if refused is not None:
         typer.echo(f"{refused['model_type']}: refused: {refused['refused']}")
         return
-    found = _found(given, tokens, budget_bytes)
+    found = _found(given, tokens, of_card)
     if out is not None:
         _write(out, found["chosen"].spec)
     if json_output:
@@ -65,7 +71,7 @@ def command(
         _show(found, model)
 
 
-def _checked(name: str | None) -> tuple[Any, dict[str, Any] | None]:
+def _checked(name: str | None, with_weights: bool) -> tuple[Any, dict[str, Any] | None]:
     """Find what to recommend for, and the words of a refusal, as `duotone supports` does.
 
     The config itself is enough, and has the dtype of the cache, unless only the model's forward
@@ -77,15 +83,14 @@ def _checked(name: str | None) -> tuple[Any, dict[str, Any] | None]:
     import duotone
     from duotone.defaults import CONVERSATIONS
     from duotone.hf.verdict import model_on_meta, refusal
-    from duotone.loading import load_config
     from duotone.planning.shapes import SHAPES
     from duotone.quant.schemes import named
 
     transformers.utils.logging.set_verbosity_error()
     if name in SHAPES:
         return SHAPES[name], None
-    config = load_config(name)
-    made = model_on_meta(config)
+    config = config_of(name, with_weights)
+    made = config if hasattr(config, "state_dict") else model_on_meta(config)
     why = refusal(duotone.recommend, made)
     spec = named(CONVERSATIONS) if why else duotone.recommend(made).spec
     row = duotone.supports(made, spec)
@@ -96,7 +101,7 @@ def _checked(name: str | None) -> tuple[Any, dict[str, Any] | None]:
     return made.to(config.dtype or torch.bfloat16), None
 
 
-def _found(given: Any, tokens: int | None, budget_bytes: int | None) -> dict[str, Any]:
+def _found(given: Any, tokens: int | None, of_card: dict[str, Any]) -> dict[str, Any]:
     """Recommendation, plan or the words against one, decode attention, and what was measured."""
     import duotone
     from duotone.hf.model.facts import ModelFacts, model_facts
@@ -107,7 +112,7 @@ def _found(given: Any, tokens: int | None, budget_bytes: int | None) -> dict[str
     chosen = duotone.recommend(given, tokens=tokens)
     facts = given if isinstance(given, ModelFacts) else model_facts(given)
     try:
-        plan = duotone.plan(given, chosen.spec, **vars(chosen.usual), budget_bytes=budget_bytes)
+        plan = duotone.plan(given, chosen.spec, **vars(chosen.usual), **of_card)
         no_plan = None
     except ValueError as error:
         plan, no_plan = None, str(error)

@@ -13,11 +13,14 @@ from duotone.hf.model.cache_bytes import cache_bytes
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys, with_wide_parameters
 from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.model.spec_checks import check_no_states, check_spec
+from duotone.planning.card import Card, card_of, check_memory
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from duotone.weights.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class Plan:
 
     codes_bytes, params_bytes, dense_bytes: parts of bytes_per_sequence, as `MemoryReport` counts
     them (without its index and spare slots). Windows that stay transformers' own are the rest.
-    max_batch, dense_max_batch: sequences whose caches fit `budget_bytes`, with this scheme and with
-    16 bit; None without a budget.
+    budget_bytes: memory for caches, as given or as `card` leaves it. max_batch, dense_max_batch:
+    sequences whose caches fit it, with this scheme and with 16 bit; None without a budget.
+    card: weights, reserve and caches, where all memory of a card was given.
     """
 
     visual_tokens: int
@@ -43,6 +47,7 @@ class Plan:
     budget_bytes: int | None
     max_batch: int | None
     dense_max_batch: int | None
+    card: Card | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-safe data."""
@@ -58,8 +63,11 @@ def plan(
     new_tokens: int = 0,
     images: int = 1,
     budget_bytes: int | None = None,
+    memory_bytes: int | None = None,
+    weights: str | Recipe | None = None,
+    reserve_bytes: int | None = None,
 ) -> Plan:
-    """Predict the cache of one sequence.
+    """Predict the cache of one sequence, and the sequences that fit.
 
     Which tokens an evicting scheme drops depends on scores. The plan takes equal shares of visual
     and text tokens and, where layers share their budget by sparsity, equal layers. The plan is
@@ -67,12 +75,15 @@ def plan(
 
     visual_tokens, text_tokens: of the prompt. new_tokens: generated and fed back. images: number of
     equal runs of visual tokens, which matters where a scheme has a range per run.
-    budget_bytes: memory for caches alone, without weights.
+    budget_bytes: memory for caches alone. memory_bytes: all memory of a card instead, of which
+    weights and a reserve are taken off. weights: a recipe of `duotone quantize` or its name; None:
+    as the model or its config has them. reserve_bytes: for all else; None: a tenth of the memory.
     Errors: ValueError for negative counts, no tokens, more images than visual tokens, or an
-    unsupported model.
+    unsupported model. The same for both kinds of memory, and for weights that no config has.
     """
     counts = {"visual_tokens": visual_tokens, "text_tokens": text_tokens, "new_tokens": new_tokens}
     _check_counts({**counts, "images": images, "budget_bytes": budget_bytes or 0})
+    check_memory(budget_bytes, memory_bytes, reserve_bytes, weights)
     known = isinstance(model_or_config, ModelFacts)
     facts = model_or_config if known else model_facts(model_or_config)
     check_no_states(facts, "a plan")
@@ -82,6 +93,11 @@ def plan(
         spec = with_wide_parameters(model_or_config, facts, spec)
     held = cache_bytes(facts, spec, **counts, images=images)
     tokens, total, dense_total = sum(counts.values()), held.total, held.dense_equivalent
+    card = None
+    if memory_bytes is not None:
+        memory = (memory_bytes, reserve_bytes)
+        card = card_of(model_or_config, weights, *memory, total, dense_total)
+        budget_bytes = card.chosen.caches_bytes
     return Plan(
         **counts,
         codes_bytes=held.codes,
@@ -94,6 +110,7 @@ def plan(
         budget_bytes=budget_bytes,
         max_batch=None if budget_bytes is None else budget_bytes // total,
         dense_max_batch=None if budget_bytes is None else budget_bytes // dense_total,
+        card=card,
     )
 
 

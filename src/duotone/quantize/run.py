@@ -9,16 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from duotone.hf.model.fingerprint import fingerprint
-from duotone.hf.weights.checkpoint import check_not_quantized, mark_quantized
+from duotone.hf.weights.checkpoint import mark_quantized
 from duotone.hf.weights.equivalences import (
-    Equivalences,
     apply_equivalences,
-    check_norms,
-    check_sizes,
+    equivalences_of,
     untie_head,
 )
-from duotone.hf.weights.reorder import check_reorderable
-from duotone.hf.weights.weight_maps import weight_map
+from duotone.hf.weights.part_bytes import part_bytes
+from duotone.hf.weights.quantizable import check
+from duotone.hf.weights.units import Unit, units_of
 from duotone.tools.resume import Unfinished, noted
 from duotone.weights.equivalences.hadamard import transform_back
 from duotone.weights.equivalences.module_map import WeightMap, at, put
@@ -27,17 +26,14 @@ from duotone.weights.equivalences.outlier_split import wants_split
 from duotone.weights.methods.observer import Linear, Observer, Wanted
 from duotone.weights.methods.quantize import quantize_linear, wanted_by
 from duotone.weights.methods.recipe import Recipe
-from duotone.weights.methods.rule import HEAD, ROLES
+from duotone.weights.methods.rule import HEAD
 from duotone.weights.methods.smooth import smooth
 from duotone.weights.modules.modality import Modality
-from duotone.weights.modules.product_checks import OUTPUTS
 
 from .calibration import CalibrationSet
 from .kept_units import identity, keep_unit, restore_unit, unfinished
-from .memory import part_bytes
 from .running import Runs, observe
 from .scaling import Scaled, scale_unit
-from .units import Unit, units_of
 
 Progress = Callable[[int, int], None]
 
@@ -93,41 +89,6 @@ def quantize_model(
     return report | {"linears": lines}
 
 
-def check(model: Any, recipe: Recipe) -> WeightMap:
-    """The model's map. Errors: ValueError for a model that this recipe cannot quantize."""
-    check_not_quantized(model)
-    found = weight_map(model)
-    if model.dtype not in OUTPUTS:
-        raise ValueError(
-            f"quantized linears compute in one of {OUTPUTS}, got a model in {model.dtype}; load it "
-            "with dtype=torch.float32"
-        )
-    _check_rules(model, found, recipe)
-    check_sizes(model, found, _equivalences(recipe))
-    if recipe.smooth is not None or recipe.method == "awq" or recipe.rotation:
-        check_norms(model, found)
-    if recipe.visual_first:
-        check_reorderable(model)
-    return found
-
-
-def _check_rules(model: Any, found: WeightMap, recipe: Recipe) -> None:
-    """Errors: ValueError naming a rule whose parts have linears of which it covers none."""
-    units = units_of(model, found, recipe.parts)
-    known = [(u.whole(path), u.role(path), u.part) for u in units for path in u.linears(model)]
-    for rule in recipe.rules:
-        near = [one for one in known if one[2] in rule.parts]
-        if near and not any(rule.covers(*one) for one in near):
-            path, role, part = near[0]
-            raise ValueError(
-                f"a rule must cover a linear of its parts, got {rule.linears!r} for "
-                f"{len(near)} linears in {', '.join(rule.parts)}, the first of them {path!r} "
-                f"({role} in {part}). Name a path with * and ?, or a role of {ROLES}"
-            )
-    if HEAD in recipe.parts and not isinstance(at(model, found.head), nn.Linear):
-        raise ValueError(f"a head must be a linear, got {type(at(model, found.head)).__name__}")
-
-
 def language_root(found: WeightMap) -> str:
     """The path of the language model."""
     return found.embedding.rsplit(".", 1)[0]
@@ -152,18 +113,7 @@ def _prepared(model: Any, found: WeightMap, recipe: Recipe, runs: Runs) -> Weigh
         _smooth(found, recipe, runs)
     if not recipe.rotation and not recipe.has_online:
         return found
-    return apply_equivalences(model, _equivalences(recipe))
-
-
-def _equivalences(recipe: Recipe) -> Equivalences:
-    return Equivalences(
-        stream=recipe.rotation,
-        values=recipe.rotation and not recipe.online_attention,
-        attention_output=recipe.online_attention,
-        mlp_output=recipe.online != "none",
-        pad=recipe.pad,
-        seed=recipe.seed,
-    )
+    return apply_equivalences(model, equivalences_of(recipe))
 
 
 def _smooth(found: WeightMap, recipe: Recipe, runs: Runs) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from duotone.hf.weights.units import Unit
 from duotone.weights.equivalences.module_map import at
 from duotone.weights.methods.awq import Pair, pairs_of, search
 from duotone.weights.methods.observer import Observer, Wanted
@@ -14,7 +15,6 @@ from duotone.weights.methods.recipe import Recipe
 from duotone.weights.methods.smooth import fold
 
 from .running import Runs, observe
-from .units import Unit
 
 
 @dataclass

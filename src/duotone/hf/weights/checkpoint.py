@@ -200,6 +200,14 @@ def load(
     return model.eval()
 
 
+def load_empty(folder: str | Path) -> PreTrainedModel:
+    """The model of a checkpoint without its tensors, for their shapes; errors as of `load`."""
+    folder, header = Path(folder), read_header(folder)
+    subject = f"the checkpoint in {str(folder)!r} cannot be read"
+    with tensor_file.damage_named(subject, StrictDataclassError):
+        return _made(folder, header, getattr(torch, header["dtype"]))[0]
+
+
 def _checked_tensors(
     folder: Path, header: Mapping[str, Any], waive: Collection[str]
 ) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from duotone.weights.equivalences.online import (
 )
 from duotone.weights.equivalences.residual import rotate_branch_inputs, rotate_stream
 from duotone.weights.equivalences.rotation import untie
+from duotone.weights.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,18 @@ class Equivalences:
     mlp_output: bool = True
     pad: bool = True
     seed: int = 0
+
+
+def equivalences_of(recipe: Recipe) -> Equivalences:
+    """Equivalences that a recipe applies before its linears are quantized."""
+    return Equivalences(
+        stream=recipe.rotation,
+        values=recipe.rotation and not recipe.online_attention,
+        attention_output=recipe.online_attention,
+        mlp_output=recipe.online != "none",
+        pad=recipe.pad,
+        seed=recipe.seed,
+    )
 
 
 @torch.no_grad()

@@ -121,6 +121,7 @@ def _blocks(size: int) -> HadamardPlan | None:
 def transform(x: Tensor, plan: HadamardPlan) -> Tensor:
     """T x over the last dimension: [..., size] -> [..., padded], in x's type, float32 inside.
 
+    A tensor without numbers gives one without numbers.
     Errors: ValueError for another number of channels.
     """
     if x.shape[-1] != plan.size:
@@ -128,6 +129,8 @@ def transform(x: Tensor, plan: HadamardPlan) -> Tensor:
             f"the plan transforms {plan.size} channels; got a tensor {tuple(x.shape)}. "
             "Make a plan for this size."
         )
+    if x.is_meta:
+        return x.new_empty((*x.shape[:-1], plan.padded))
     wide = F.pad(_at_least_float32(x), (0, plan.padded - plan.size))
     return _transformed(wide, plan, "ij,...jp->...ip").to(x.dtype)
 

@@ -48,11 +48,9 @@ def rotate_stream(model: nn.Module, stream: Stream, q: Tensor | None = None, see
             "use rotate_branch_inputs."
         )
     device = at(model, stream.blocks[0].mlp_output).weight.device
-    q = random_hadamard(stream.channels, seed) if q is None else q
-    check_orthogonal(q, stream.channels)
     keeps = mean_is_read(model, stream)
     centre = has_layer_norms(model, stream) and not keeps
-    q = (keeping_mean(q) if keeps else q).to(device)
+    q = _rotation(stream.channels, q, seed, keeps, device)
     into = q @ centring(stream.channels, device) if centre else q
     _fold_scales(model, stream)
     _replace_entry(model, stream, into)
@@ -62,6 +60,17 @@ def rotate_stream(model: nn.Module, stream: Stream, q: Tensor | None = None, see
         turn_input(at(model, path), q)
     for path in stream.outside:
         put(model, path, _turned_back(at(model, path), q))
+
+
+def _rotation(
+    channels: int, q: Tensor | None, seed: int, keeps: bool, device: torch.device
+) -> Tensor:
+    """Q on the model's device, without numbers for a model without numbers."""
+    if device.type == "meta":
+        return torch.empty(channels, channels, dtype=torch.float64, device=device)
+    q = random_hadamard(channels, seed) if q is None else q
+    check_orthogonal(q, channels)
+    return (keeping_mean(q) if keeps else q).to(device)
 
 
 @torch.no_grad()

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from duotone.hf.weights.units import units_of
 from duotone.weights.equivalences.module_map import WeightMap
 from duotone.weights.methods.rule import ALL_PARTS, HEAD, PARTS
-
-from .units import units_of
 
 EMBEDDING, REST = "embedding", "rest"
 
