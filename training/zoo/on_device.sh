@@ -5,17 +5,19 @@
 #   bash training/zoo/on_device.sh more 4                       parts 4 to 7, on the same machine
 #   bash training/zoo/on_device.sh measure 8 120                presets and candidates on up to 8 x 32 held-out rows of every
 #                                                               model and stress, in about 120 s; results.tgz into $OUT
+#   bash training/zoo/on_device.sh talk 2 [more arguments]      benchmarks.quality.conversation on 2 x 32 conversations of every model;
+#                                                               talk.tgz into $OUT
 #
 # Then `cat zoo.tar.* | tar x` makes zoo/MODEL/. MODELS names fewer; with --resume in `more
 # arguments` training goes on from the weights that lie on the machine. `measure` also takes weights
-# that were carried, in .carry/zoo/MODEL/; its files go through benchmarks/quality/choose.py.
+# that were carried, in .carry/zoo/MODEL/; files of `measure` go through benchmarks/quality/choose.py.
 set -uo pipefail
 home=${ZOO:-/tmp/zoo} out=${OUT:?a folder that comes back}
 export PYTHONPATH=src:. OMP_NUM_THREADS=2 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 parts() { for i in 0 1 2 3; do cp "$home/parts/zoo.tar.$(printf %02d $(($1 + i)))" "$out/" 2>/dev/null; done; }
 
+if [ "$1" != train ] && [ -d .carry/zoo ]; then mkdir -p "$home/zoo" && cp -rn .carry/zoo/. "$home/zoo/"; fi # weights that were carried
 if [ "$1" = measure ]; then
-  if [ -d .carry/zoo ]; then mkdir -p "$home/zoo" && cp -rn .carry/zoo/. "$home/zoo/"; fi # weights that were carried
   gpus=$(nvidia-smi -L | wc -l) i=0
   for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
     for stress in none "keys x8" "values x16"; do
@@ -27,6 +29,17 @@ if [ "$1" = measure ]; then
   done
   wait
   tar -C "$home" -czf "$out/results.tgz" results
+  exit
+fi
+if [ "$1" = talk ]; then
+  batches=$2; shift 2
+  gpus=$(nvidia-smi -L | wc -l) i=0
+  for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
+    CUDA_VISIBLE_DEVICES=$((i++ % gpus)) OMP_NUM_THREADS=1 python3 -m benchmarks.quality.conversation "$model" --zoo "$home/zoo" --rows 32 \
+      --batches "$batches" --device cuda --impl reference --out "$home/talk" "$@" >"$home/$model-talk.log" 2>&1 || tail -n 3 "$home/$model-talk.log" &
+  done
+  wait
+  tar -C "$home" -czf "$out/talk.tgz" talk
   exit
 fi
 if [ "$1" = more ]; then parts "$2"; ls -l "$out"; exit; fi

@@ -1,0 +1,234 @@
+"""KL from 16 bit along whole conversations, token by token: `duotone-mixed` beside KIVI and rivals.
+
+    PYTHONPATH=src:. python -m benchmarks.quality.conversation llava --zoo FOLDER \\
+        --out results/zoo/conversation
+
+FOLDER/MODEL are weights of `training.zoo.train`; `talks.py` says what a conversation is. Its length
+is the longest that the model was trained on; --parts 4 reads four times as many tokens, which no
+model was trained on. Every picture is one step, every other token one more, so each answer token is
+read from the cache as `generate` would have it. KL is over answer tokens, intervals over
+conversations. Bytes are of `cache.memory()`, at the end and their mean over steps, numbers
+without codes in 16 bit. KIVI's code needs fewer bytes than its row here, in which packed tokens
+also have V in 16 bit: `published_bytes` counts its windows and codes as published.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, DynamicCache
+
+import duotone
+from benchmarks.quality.talks import Talk, talk, trained_length
+from benchmarks.quality.zoo import _on, ratio
+from duotone import CacheSpec, KVSpec, QuantizedCache
+from duotone.report.provenance import stamp, write_new_json
+from training.zoo.members import MEMBERS
+from training.zoo.train import HELD_OUT, Feed
+
+PARTS = ("kl", "kl_pictures", "kl_text")
+KIVI = "kivi@2, released"
+WINDOW, GROUP_BITS = (
+    128,
+    1,
+)  # of KIVI's code: recent tokens; a scale and a zero-point for 32 numbers
+
+
+def with_pictures(spec: CacheSpec, pictures: CacheSpec) -> CacheSpec:
+    """Spec with the visual half of another one."""
+    names = ("visual", "background", "foreground", "ranges", "layers")
+    return spec.replace(**{name: getattr(pictures, name) for name in names})
+
+
+def default() -> dict[str, CacheSpec]:
+    """{label: spec}: KIVI, the default, and the default with pictures in parts."""
+    mixed = duotone.scheme("duotone-mixed", bits=2)
+    parts = duotone.scheme("duotone-parts8", bits=1)
+    return {
+        KIVI: duotone.scheme("kivi", bits=2, released=True),
+        "duotone-mixed@2": mixed,
+        "duotone-mixed@2, parts8@1": with_pictures(mixed, parts),
+    }
+
+
+def presets() -> dict[str, CacheSpec]:
+    """{label: spec}: KIVI with our window, and further presets of ours."""
+    mixed = duotone.scheme("duotone-mixed", bits=2)
+    return {
+        "kivi@2": duotone.scheme("kivi", bits=2),
+        "duotone-mixed@2, parts8@2": with_pictures(mixed, duotone.scheme("duotone-parts8", bits=2)),
+        "duotone-stream@2": duotone.scheme("duotone-stream", bits=2),
+        "duotone-mixed@1": duotone.scheme("duotone-mixed", bits=1),
+    }
+
+
+def rivals() -> dict[str, CacheSpec]:
+    """{label: spec}: further widths, and schemes for all tokens with the windows of their code."""
+    return {
+        "kivi@4, released": duotone.scheme("kivi", bits=4, released=True),
+        "innerq@2": duotone.scheme("innerq", bits=2),
+        "oscar-rotation@2": duotone.scheme("oscar-rotation", bits=2),
+        "oscar-scaling@2, released": duotone.scheme("oscar-scaling", bits=2, released=True),
+        "kvarn K4 V2": duotone.scheme("kvarn"),
+        "turboquant K3 V3": duotone.scheme("turboquant"),
+        "turboquant K4 V4": duotone.scheme("turboquant", key_bits=4, value_bits=4),
+    }
+
+
+def ablations() -> dict[str, CacheSpec]:
+    """{label: spec}: the default with one part of it changed."""
+    mixed = duotone.scheme("duotone-mixed", bits=2)
+    text, wide = mixed.text, mixed.text.key.replace(bits=4)
+    changes: dict[str, dict[str, Any]] = {
+        "pictures in 16 bit": {"visual": "dense"},
+        "text in 16 bit": {"text": "dense", "sink": 0, "recent": 0},
+        "K of text in 4 bits": {"text": text.replace(key=wide)},
+        "V of text in 4 bits": {"text": text.replace(value=text.value.replace(bits=4))},
+        "no eta": {"text": KVSpec(*(x.replace(eta=0.0) for x in (text.key, text.value)))},
+        "no sinks": {"sink": 0},
+        "recent 32": {"recent": 32},
+        "recent 128": {"recent": 128},
+    }
+    return {f"duotone-mixed@2, {name}": mixed.replace(**new) for name, new in changes.items()}
+
+
+SETS = {"default": default, "presets": presets, "rivals": rivals, "ablations": ablations}
+
+
+def published_bytes(bits: int, tokens: int, numbers: int) -> float:
+    """Bytes of KIVI's code for one sequence. numbers: of K in one token, over all layers."""
+    recent_keys, recent_values = tokens % WINDOW, min(tokens, WINDOW)
+    dense = recent_keys + recent_values
+    return numbers * (16 * dense + (bits + GROUP_BITS) * (2 * tokens - dense)) / 8
+
+
+def bytes_in_16_bit(cache: QuantizedCache) -> int:
+    """Bytes of a cache if its numbers without codes had 16 bit."""
+    memory = cache.memory()
+    wide = memory.dense_bytes + memory.state_bytes
+    return memory.total_bytes - wide + 2 * wide // cache.timeline.stores[0].dtype.itemsize
+
+
+@dataclass
+class Read:
+    """Sums of one row over batches: KL by conversation, bytes of a conversation by batch."""
+
+    kl: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in PARTS})
+    right: list[Tensor] = field(default_factory=list)
+    end: list[float] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+
+    def row(self, name: str, tokens: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return a row of a file. tokens: of answers, by part and conversation."""
+        found: dict[str, Any] = {"row": name}
+        for part, sums in self.kl.items():
+            joined = torch.cat(sums)
+            found[part], found[f"{part}_interval"] = ratio(joined, tokens[part])
+            found[f"{part}_sums"] = [float(f"{x:.4g}") for x in joined.tolist()]
+        found["accuracy"] = torch.cat(self.right).double().mean().item()
+        return found | {"bytes": _mean(self.end), "bytes_mean": _mean(self.mean)}
+
+
+def measure(talks: list[Talk], rows: Mapping[str, CacheSpec], impl: str = "auto") -> list[dict]:
+    """A row per spec, after one of 16 bit. A row that fails has no numbers, and ends no others."""
+    tokens: dict[str, list[Tensor]] = {name: [] for name in PARTS}
+    found: dict[str, Read] = {name: Read() for name in rows}
+    failed: dict[str, str] = {}
+    right = []
+    for each in talks:
+        exact = each.read(DynamicCache(config=each.model.config.get_text_config()))
+        right.append(exact.argmax(-1) == each.truth)
+        for part, count in each.sums(torch.ones(len(exact))).items():
+            tokens[part].append(count)
+        for name, spec in rows.items():
+            if name in failed:
+                continue
+            try:
+                _read(each, spec, impl, exact, found[name])
+            except (RuntimeError, ValueError) as error:
+                failed[name] = f"{type(error).__name__}: {error}"
+            print(f"{name}: {failed.get(name, 'read')}", flush=True)
+    counts = {part: torch.cat(sums) for part, sums in tokens.items()}
+    plain: dict[str, Any] = {"row": "16 bit", "accuracy": torch.cat(right).double().mean().item()}
+    plain |= {f"tokens{part[2:]}": count.int().tolist() for part, count in counts.items()}
+    return [
+        plain,
+        *(
+            {"row": name, "failed": failed[name]}
+            if name in failed
+            else found[name].row(name, counts)
+            for name in rows
+        ),
+    ]
+
+
+def _read(each: Talk, spec: CacheSpec, impl: str, exact: Tensor, found: Read) -> None:
+    sizes: list[int] = []
+    cache = QuantizedCache(each.model, spec, impl=impl)
+    ours = each.read(cache, lambda cache: sizes.append(bytes_in_16_bit(cache)))
+    for part, sums in each.sums((exact.exp() * (exact - ours)).sum(-1)).items():
+        found.kl[part].append(sums)
+    found.right.append(ours.argmax(-1) == each.truth)
+    rows = len(each.batch.ids)
+    found.end.append(sizes[-1] / rows)
+    found.mean.append(_mean(sizes) / rows)
+
+
+def _mean(numbers: list) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _sizes(model: Any, lengths: list[int]) -> dict[str, Any]:
+    """Bytes of a conversation in 16 bit and as KIVI publishes it: at its end, mean over steps."""
+    facts = QuantizedCache(model, duotone.scheme("kivi", released=True)).facts
+    numbers = sum(shape.kv_heads * shape.head_dim for shape in facts.shapes)
+    counts = {"16 bit": [4 * numbers * n for n in lengths]}
+    counts |= {
+        f"kivi@{bits}, published": [published_bytes(bits, n, numbers) for n in lengths]
+        for bits in (2, 4)
+    }
+    return {name: {"bytes": x[-1], "bytes_mean": _mean(x)} for name, x in counts.items()}
+
+
+def main() -> None:
+    """Measure one model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=MEMBERS)
+    parser.add_argument("--zoo", type=Path, required=True, help="folder of weights")
+    parser.add_argument("--rows", type=int, default=16, help="conversations of a batch")
+    parser.add_argument("--batches", type=int, default=1)
+    parser.add_argument(
+        "--parts", type=int, default=1, help="of a conversation, in trained lengths"
+    )
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), help="of rows")
+    parser.add_argument("--seed", type=int, default=HELD_OUT, help="of the held-out batches")
+    parser.add_argument("--impl", default="auto", help="reference: no kernel has to be compiled")
+    parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    dtype = torch.float32 if args.device == "cpu" else torch.float16
+    model = AutoModelForImageTextToText.from_pretrained(args.zoo / args.model, dtype=torch.float32)
+    model.eval().to(args.device, dtype)
+    member, feed = MEMBERS[args.model], Feed("cpu", args.seed, 1)
+    made = (talk(member, feed, args.rows, args.parts) for _ in range(args.batches))
+    talks = [Talk(model, _on(batch, args.device, dtype)) for batch in made]
+    rows = measure(talks, {k: v for name in args.sets for k, v in SETS[name]().items()}, args.impl)
+    header = {"schema": "duotone.conversation/1", **stamp(torch.device(args.device))}
+    lengths = [step.last + 1 for step in talks[0].steps()]
+    header |= {"model": args.model, "seed": args.seed, "parts": args.parts, "length": lengths[-1]}
+    header |= {"trained_length": trained_length(member), "visual_tokens": talks[0].visual_tokens}
+    header |= {
+        "conversations": len(rows[0]["tokens"]),
+        "sizes": _sizes(model, lengths),
+        "rows": rows,
+    }
+    name = args.model if args.parts == 1 else f"{args.model}-{args.parts}"
+    write_new_json(args.out / f"{name}.json", header)
+
+
+if __name__ == "__main__":
+    main()
