@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from duotone.hf.model.cache_argument import CACHE
 from duotone.hf.weights.checkpoint import empty_model, mark_quantized
 from duotone.hf.weights.units import units_of
 from duotone.hf.weights.weight_maps import weight_map
@@ -205,7 +206,7 @@ def decode_step(made: Any, context: int, steps: int, batch: int = 1) -> Callable
     given = {"input_ids": ids, "position_ids": position, "attention_mask": mask}
 
     def step() -> Tensor:
-        return made(**given, past_key_values=cache).logits
+        return made(**given, **{CACHE: cache}).logits
 
     step()
     for layer in cache.layers:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
 from benchmarks.quality.simulated import LayerInputs, changing
+from duotone.hf.model.cache_argument import CACHE
 
 PAIRS = 64  # pairs of channels of a group
 HALF_BITS = 6  # of a code of 12 bits
@@ -274,5 +275,5 @@ class CommVQ:
             model(**given)
         cache = DynamicCache(config=model.config.get_text_config())
         with inputs.replaced(), changing(model, decoded):
-            model(**given, past_key_values=cache)
+            model(**given, **{CACHE: cache})
         return cache

@@ -28,6 +28,7 @@ from benchmarks.quality.rows import GAINS
 from benchmarks.stress import STRESSES
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.calibrate.oscar import StatesRecorder
+from duotone.hf.model.cache_argument import CACHE
 from duotone.hf.recording import recording
 from duotone.quant.rivals import on_visual_spans
 from duotone.report.provenance import stamp, write_new_json
@@ -136,13 +137,13 @@ class Conversation:
     @torch.no_grad()
     def read(self, cache: Cache) -> Tensor:
         """Log probabilities [answer tokens, vocabulary]."""
-        self.model(**self.first, past_key_values=cache)
+        self.model(**self.first, **{CACHE: cache})
         return self.answered(cache)
 
     @torch.no_grad()
     def answered(self, cache: Cache) -> Tensor:
         """Log probabilities after a cache that holds the pictures."""
-        logits = self.model(**self.second, past_key_values=cache).logits[:, :-1]
+        logits = self.model(**self.second, **{CACHE: cache}).logits[:, :-1]
         return logits[self.answers != -100].log_softmax(-1)
 
     def read_by(self, spec: CacheSpec | CommVQ, impl: str) -> tuple[Tensor, float]:

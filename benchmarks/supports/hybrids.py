@@ -23,6 +23,7 @@ import transformers
 import duotone
 from duotone.bench.budget import begin_peak, end_peak, release
 from duotone.bench.generate_rows import Row
+from duotone.hf.model.cache_argument import CACHE
 from duotone.inference.memory import cache_memory
 from duotone.inference.random_models import marked_prompt, random_model_of
 from duotone.inference.stopping import StepClock
@@ -103,7 +104,7 @@ def measure(
                 found, made = _timed(model, ids, cache, new_tokens)
                 del cache
                 notes = {str(w.message) for w in said if w.category is duotone.SlowPathWarning}
-                held = _bytes(made.past_key_values, opened)
+                held = _bytes(made[CACHE], opened)
                 yield {**at, "batch": batch, **found, **held, "notes": sorted(notes)}
         # Caches of others raise anything; a table does not end with one row.
         except Exception as error:
@@ -119,13 +120,13 @@ def _read(model: Any, ids: torch.Tensor) -> Any:
     cache = None
     for stop in [*range(PIECE, ids.shape[1], PIECE), ids.shape[1]]:
         made = _generate(model, ids[:, :stop], cache, 1)
-        cache = made.past_key_values
+        cache = made[CACHE]
     return made
 
 
 def _repeated(made: Any, batch: int) -> tuple[torch.Tensor, Any]:
     """Ids and cache of a call, with its first sequence in all rows of a batch."""
-    ids, cache = made.sequences, made.past_key_values
+    ids, cache = made.sequences, made[CACHE]
     if len(ids) != batch:
         cache.reorder_cache(torch.zeros(batch, dtype=torch.long, device=ids.device))
         ids = ids[:1].expand(batch, -1).contiguous()
@@ -148,7 +149,7 @@ def _generate(
     return model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        past_key_values=cache,
+        **{CACHE: cache},
         max_new_tokens=new_tokens,
         do_sample=False,
         return_dict_in_generate=True,

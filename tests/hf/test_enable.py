@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone.hf.model.cache_argument import given_cache
 
 from families import IMAGE, inputs, new_model, tiny_model
 
@@ -88,7 +89,7 @@ def test_an_own_generate_comes_back(model: PreTrainedModel) -> None:
     with duotone.enable(model, VISUAL):
         answer(model)
     assert vars(model)["generate"] is own
-    assert isinstance(calls[0]["past_key_values"], QuantizedCache)
+    assert isinstance(given_cache(calls[0]), QuantizedCache)
 
 
 def run_together(*work: Callable[[], None]) -> None:

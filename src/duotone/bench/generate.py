@@ -21,6 +21,7 @@ import duotone
 from duotone.bench.budget import begin_peak, end_peak, release
 from duotone.bench.generate_rows import CALIBRATED, STATIC, Row
 from duotone.bench.generate_watch import FEWEST_TOKENS, WARM_TOKENS, Watch
+from duotone.hf.model.cache_argument import CACHE
 from duotone.hf.model.layers import layer_configs, layer_kinds, layer_shape, packed_layers
 from duotone.hf.weights.checkpoint import quantization_of
 from duotone.inference.memory import cache_memory
@@ -172,7 +173,7 @@ class Bench:
             "ttft_ms": 1e3 * (at[0] - begin),
             "steps_ms": [1e3 * (b - a) for a, b in pairwise(at)],
             "peak_bytes": end_peak(self.device, base),
-            **_memory(made.past_key_values, opened),
+            **_memory(made[CACHE], opened),
         }
 
 

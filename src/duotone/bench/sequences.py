@@ -23,6 +23,7 @@ from duotone.bench.generate_rows import STATIC, Row
 from duotone.bench.generate_watch import Watch
 from duotone.hf.graphs import rules
 from duotone.hf.graphs.decode_call import reason_against_replays
+from duotone.hf.model.cache_argument import CACHE
 from duotone.inference.memory import cache_memory
 from duotone.inference.prefilled import static_copies
 
@@ -64,7 +65,7 @@ def read(model: Any, row: Row, prompt: tuple[Inputs, Tensor | None]) -> Read:
     inputs, mask = prompt
     given = {}
     if row.spec is not None:
-        given["past_key_values"] = duotone.QuantizedCache(model, row.spec, visual_mask=mask)
+        given[CACHE] = duotone.QuantizedCache(model, row.spec, visual_mask=mask)
     with row.block(model, mask):
         before, begin = begin_peak(model.device), perf_counter()
         made = model.generate(
@@ -72,7 +73,7 @@ def read(model: Any, row: Row, prompt: tuple[Inputs, Tensor | None]) -> Read:
         )
         peak = end_peak(model.device, before)
         seconds = perf_counter() - begin
-    cache = made.past_key_values
+    cache = made[CACHE]
     nbytes = cache_memory(cache)["total_bytes"]
     return Read(cache, made.sequences, mask, nbytes, seconds, nbytes if peak is None else peak)
 
@@ -92,7 +93,7 @@ def go_on(
         model.generate(
             input_ids=one.ids.repeat(batch, 1),
             attention_mask=torch.ones_like(one.ids).repeat(batch, 1),
-            past_key_values=copies(model, row, one, batch, left),
+            **{CACHE: copies(model, row, one, batch, left)},
             max_new_tokens=left,
             do_sample=False,
             stopping_criteria=[watch, stop],

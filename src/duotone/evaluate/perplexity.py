@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from duotone import CacheSpec, KVSpec
+from duotone.hf.model.cache_argument import CACHE
 from duotone.inference.batch import Batch, make_cache
 from duotone.inference.memory import cache_memory
 from duotone.inference.prompts import right_padded
@@ -76,7 +77,7 @@ def _read(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, step: s
         input_ids=ids[:, step],
         attention_mask=mask[:, : step.stop],
         position_ids=positions,
-        past_key_values=cache,
+        **{CACHE: cache},
         use_cache=True,
     )
     return output.logits.float() if output.logits.dtype.itemsize < 4 else output.logits

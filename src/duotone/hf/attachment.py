@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from duotone.hf.model.cache_argument import given_cache
 from duotone.hf.model.copies import Clean, copied_as_it_is, copied_clean, drop_hooks, not_pickled
 from duotone.hf.model.text_attention import (
     NAME,
@@ -133,7 +134,7 @@ class Attachment:
             return {}
         given = self._parameters.bind_partial(*args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
-        return given if hasattr(given.get("past_key_values"), "begin_step") else {}
+        return given if hasattr(given_cache(given), "begin_step") else {}
 
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -154,7 +155,7 @@ class Attachment:
         if call is not None and call.claims(model, args, kwargs):
             return
         if given := self._inputs(model, args, kwargs):
-            given["past_key_values"].begin_step(given)
+            given_cache(given).begin_step(given)
 
     @torch.compiler.disable(reason=NOT_COMPILED)
     def _end(
@@ -165,7 +166,7 @@ class Attachment:
             call.claimed = False
             return
         if given := self._inputs(model, args, kwargs):
-            given["past_key_values"].end_step(is_whole)
+            given_cache(given).end_step(is_whole)
 
 
 def _is_compiled_without_us(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from duotone.hf.cache.attention import attach
 from duotone.hf.cache.cache import QuantizedCache
 from duotone.hf.graphs.decode_call import DecodeCall, is_method
 from duotone.hf.graphs.kept_steps import KeptSteps
+from duotone.hf.model.cache_argument import CACHE, NAMES, given_cache
 from duotone.hf.model.copies import copied_method
 from duotone.hf.model.facts import visual_token_ids
 from duotone.hf.model.fitting import fitting_facts
@@ -72,7 +73,7 @@ class Session:
 
     def _with_cache(self, model: PreTrainedModel, args: tuple, kwargs: dict) -> dict[str, Any]:
         """The arguments of `generate` with a fresh cache, unless they ask for none."""
-        if kwargs.get("past_key_values") is not None or _asked("use_cache", args, kwargs) is False:
+        if given_cache(kwargs) is not None or _asked("use_cache", args, kwargs) is False:
             return kwargs
         _check_implementation(_asked("cache_implementation", args, kwargs))
         _check_width(self._visual_mask, args, kwargs)
@@ -84,7 +85,8 @@ class Session:
         # What the model's own generation config says of caches gives way: a cache that is given
         # but not used would be read as if it held other tokens.
         own = model.generation_config
-        kwargs = {**kwargs, "past_key_values": self.cache}
+        kwargs = {name: value for name, value in kwargs.items() if name not in NAMES}
+        kwargs[CACHE] = self.cache
         if own.use_cache is False:
             kwargs["use_cache"] = True
         if own.cache_implementation is not None:
@@ -174,7 +176,7 @@ def enable(
 
     spec: None takes that of `duotone.recommend`, and says so on stderr, once per model type.
 
-    A cache passed as `past_key_values` and a call's `use_cache=False` still win. One model instance
+    A cache that a call is given, and its `use_cache=False`, still win. One model instance
     is changed, and restored on exit, also after an exception. Of nested blocks the inner one
     counts, of blocks in several threads each thread's own.
     visual_mask: [batch, tokens] of the prompt, as `QuantizedCache` has it.
@@ -275,12 +277,12 @@ def _prepare(plain: Callable) -> Callable:
         enabled = _ENABLED.get(model)
         own = None if enabled is None else enabled.own.get(PREPARE)
         inputs = plain(model, *args, **kwargs) if own is None else own(*args, **kwargs)
-        cache = kwargs.get("past_key_values")
-        if isinstance(cache, QuantizedCache) and inputs.get("past_key_values") is None:
+        cache = given_cache(kwargs)
+        if isinstance(cache, QuantizedCache) and given_cache(inputs) is None:
             known = args[0] if args else kwargs["input_ids"]
             _check_whole_prompt(model, known, inputs.get("input_ids"))
             cache.reset()
-            inputs["past_key_values"] = cache
+            inputs[CACHE] = cache
         return inputs
 
     return prepare

@@ -3,14 +3,15 @@
 import re
 from importlib.metadata import version
 
-OLDEST, NEWEST = (5, 17), (5, 23)
+OLDEST, NEWEST = (5, 17), (5, 24)
+# Of releases, model types that run with no cache at all, and why.
+BROKEN = {
+    "5.24.0": {"llama4": "it reads image_outputs of a language model that gives none"},
+}
 
 
 def check_transformers(found: str | None = None) -> None:
-    """Raise ImportError for transformers of another minor version; found: the installed one.
-
-    5.24 renames the argument in which `generate` takes a cache, and steps are no longer heard of.
-    """
+    """Raise ImportError for transformers of another minor version; found: the installed one."""
     found = version("transformers") if found is None else found
     numbers = re.match(r"(\d+)\.(\d+)", found)
     minor = tuple(map(int, numbers.groups())) if numbers else ()
@@ -19,6 +20,20 @@ def check_transformers(found: str | None = None) -> None:
         raise ImportError(
             f"duotone runs with transformers {first} to {last}; got {found}. "
             f'pip install "transformers>={first},<{after}".'
+        )
+
+
+def check_release(model_type: str, found: str | None = None) -> None:
+    """Raise ValueError for a type that a release of transformers cannot run, whatever its cache.
+
+    found: the installed release.
+    """
+    found = version("transformers") if found is None else found
+    why = BROKEN.get(found, {}).get(model_type)
+    if why is not None:
+        raise ValueError(
+            f"transformers {found} cannot run {model_type!r} with any cache: {why}. Install "
+            "another release that duotone takes."
         )
 
 

@@ -205,12 +205,14 @@ def read_pictures(model: Any, batch: Batch) -> Batch:
 
 def _read_pictures(model: Any, batch: Batch, cache: Any) -> None:
     """Read the part of the prompts that has a step of its own into an empty cache."""
+    from duotone.hf.model.cache_argument import CACHE
+
     mask = batch.attention_mask[:, : batch.pictures_end]
     model(
         inputs_embeds=batch.model_inputs["inputs_embeds"][:, : batch.pictures_end],
         attention_mask=mask,
         position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
-        past_key_values=cache,
+        **{CACHE: cache},
         use_cache=True,
         logits_to_keep=1,
     )
@@ -291,6 +293,8 @@ def _generate(
     logits_processors: Sequence[Any],
     stopping: Sequence[Any],
 ) -> Generated:
+    from duotone.hf.model.cache_argument import CACHE
+
     if batch.pictures_end:
         _fill_with_pictures(model, batch, cache)
     clock = StepClock(batch.attention_mask.device)
@@ -298,7 +302,7 @@ def _generate(
     pad = model.generation_config.pad_token_id
     out = model.generate(
         **batch.model_inputs,
-        past_key_values=cache,
+        **{CACHE: cache},
         max_new_tokens=max_new_tokens,
         do_sample=False,
         num_beams=1,

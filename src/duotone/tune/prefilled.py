@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from duotone.hf.model.cache_argument import CACHE
 from duotone.hf.model.facts import model_facts
 from duotone.inference.batch import (
     EMBEDDABLE_FAMILIES,
@@ -94,7 +95,7 @@ def _prefill(model: Any, batch: Batch) -> Any:
         model(
             **batch.model_inputs,
             position_ids=positions,
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
             logits_to_keep=1,
         )
@@ -151,7 +152,7 @@ def read_tail(
                 **{name: tensor[:, step] for name, tensor in prefilled.tail.items()},
                 attention_mask=prefilled.mask[:, : here.stop],
                 position_ids=positions[:, here],
-                past_key_values=cache,
+                **{CACHE: cache},
                 use_cache=True,
                 logits_to_keep=max(keep, 1),
             ).logits

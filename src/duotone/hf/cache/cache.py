@@ -35,8 +35,9 @@ from duotone.quant.autocast import without_autocast
 class QuantizedCache(Cache):
     """Few-bit cache for one model and one batch of sequences.
 
-    Pass it as `past_key_values` to `model.generate` or to the model itself. It listens to the
-    model's inputs to learn which tokens are visual and which are padding.
+    Pass it to `model.generate` or to the model itself, as `past_key_values`; transformers 5.24
+    calls it `cache`. It listens to the model's inputs to learn which tokens are visual and which
+    are padding.
 
     model: any supported transformers model. spec: what to do with which tokens; 8-bit parameters
         become 16-bit ones in layers whose keys are extreme (`hf.model.extreme_keys`).

@@ -160,7 +160,7 @@ class Timeline:
         if self.step is None or index in self._taken:
             raise RuntimeError(
                 f"layer {index} was updated outside a step that the cache has heard of. Pass the "
-                "cache as `past_key_values` to the model that it was made for, not to a copy, a "
+                "cache to the model that it was made for, not to a copy, a "
                 "wrapper or an inner module. A cache of duotone.enable ends with its block: to go "
                 "on afterwards, make a QuantizedCache."
             )

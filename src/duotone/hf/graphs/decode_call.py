@@ -30,6 +30,7 @@ from duotone.hf.graphs.rules import (
     reason_against_capture,
     reason_against_step,
 )
+from duotone.hf.model.cache_argument import given_cache
 
 # Shorter answers end before a capture has paid for itself.
 FEW_TOKENS = 4
@@ -107,7 +108,7 @@ class DecodeCall:
 
     def step(self, kwargs: dict[str, Any]) -> ModelOutput:
         """Run a claimed step: logits of one more token per sequence."""
-        cache = kwargs["past_key_values"]
+        cache = given_cache(kwargs)
         if self.steps.is_full:
             with torch.inference_mode(False), torch.no_grad():
                 self.steps = self.steps.with_more_room(cache, self._left)
@@ -115,7 +116,7 @@ class DecodeCall:
 
     def _is_ready(self, kwargs: dict[str, Any]) -> bool:
         """Freeze the cache at its first decode step; see that it is frozen at later ones."""
-        cache, before = kwargs["past_key_values"], 0
+        cache, before = given_cache(kwargs), 0
         if (reason := reason_against_step(kwargs)) is not None:
             say(cache, reason)
             return self._end()

@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 from duotone.hf.cache.cache import QuantizedCache
 from duotone.hf.graphs.host_values import HostValues
 from duotone.hf.graphs.rules import INPUTS, settings_of
+from duotone.hf.model.cache_argument import CACHE
 from duotone.tools.cuda_graph import CudaGraph
 
 # Room for new tokens where a call does not say how many will come, and the most where it does.
@@ -161,7 +162,7 @@ class DecodeSteps:
             self.count.fill_(self.frozen.length)
             kind, found = self._run(self._model, self._forward, cache)
         fields = {name: x.clone() if isinstance(x, Tensor) else x for name, x in found.items()}
-        return kind(**fields, past_key_values=cache)
+        return kind(**fields, **{CACHE: cache})
 
     def _run(self, replayed: Replayed, body: Callable[[], Any], cache: QuantizedCache) -> Any:
         self._cache = cache
@@ -180,11 +181,11 @@ class DecodeSteps:
         given = {**self.settings, **self.inputs, "attention_mask": None}
         timeline.count = self.count
         try:
-            out = self.forward(**given, past_key_values=self._cache)
+            out = self.forward(**given, **{CACHE: self._cache})
         finally:
             timeline.count = None
         # The cache belongs to the caller; a result that is kept must not keep it.
-        return type(out), {name: x for name, x in out.items() if name != "past_key_values"}
+        return type(out), {name: x for name, x in out.items() if name != CACHE}
 
 
 class Replayed:

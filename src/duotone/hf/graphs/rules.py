@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedModel
 
 from duotone.hf.cache.cache import QuantizedCache
+from duotone.hf.model.cache_argument import NAMES, given_cache
 from duotone.hf.model.text_attention import NAME, text_implementation
 
 # Inputs of a step by name, tensors [..., batch, 1] that are copied before a replay.
@@ -23,7 +24,7 @@ INPUTS = ("input_ids", "position_ids", "cache_position", "token_type_ids", "mm_t
 # Encoded pictures, which `generate` hands to a call's first step; empty where there are none.
 ENCODED = "mm_encoder_outputs"
 # A mask is not read: after the prompt no token is padding, and padding is stored nowhere.
-LEFT_OUT = ("past_key_values", "attention_mask", ENCODED)
+LEFT_OUT = (*NAMES, "attention_mask", ENCODED)
 # How names of tensors begin that say something of the prompt's pictures or sound. Some models hand
 # them on; steps with positions do not read them. With one token per sequence they are inputs.
 OF_PROMPTS = ("image_", "video_", "audio_", "spatial_shapes", "mm_token_type_ids")
@@ -43,7 +44,7 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
 
     kwargs: arguments of the forward pass, as `generate` gives them.
     """
-    ids, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
+    ids, cache = kwargs.get("input_ids"), given_cache(kwargs)
     if not isinstance(ids, Tensor) or ids.shape[1:] != (1,) or not graphs_on(ids.device):
         return False
     return (

@@ -25,6 +25,7 @@ from duotone.hf.model.layers import (
     packed_layers,
     sharing_modes,
 )
+from duotone.hf.versions import check_release
 
 # Families with layers that keep states whose models keep the states in the cache, as not all do.
 STATE_FAMILIES = (
@@ -82,6 +83,7 @@ def check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
     text: the part of `config` that describes the language model.
     """
     name = config.model_type
+    check_release(name)
     if any(getattr(part, "is_encoder_decoder", False) for part in (config, text)):
         raise ValueError(
             f"decoder-only models are supported; {name!r} is an encoder-decoder, whose cross "

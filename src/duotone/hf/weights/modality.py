@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from duotone.hf.model.cache_argument import given_cache
 from duotone.hf.model.facts import visual_token_ids
 from duotone.hf.weights.turns import Turns
 from duotone.weights.modules.modality import Modality
@@ -81,7 +82,7 @@ class VisualRows:
         ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
         if ids is not None:
             return self._of_ids(ids) if ids.shape[1] > 1 or _brings_pictures(given) else None
-        cache = given.get("past_key_values")
+        cache = given_cache(given)
         if embeds is None or (embeds.shape[1] == 1 and not self._is_known(cache)):
             return None
         return self._of_embeddings(embeds, cache)

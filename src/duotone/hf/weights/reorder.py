@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from duotone.hf.model.cache_argument import CACHE, NAMES, given_cache
 from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.model.masks import real_tokens
 from duotone.hf.weights.modality import VisualRows
@@ -189,17 +190,18 @@ class Reordering:
             "inputs_embeds": take(embeds, order),
             "position_ids": self._positions(given.get("position_ids"), past),
             "attention_mask": self._masks(given.get("attention_mask"), cache, past, embeds),
-            "past_key_values": cache,
+            CACHE: cache,
         }
         if given.get("visual_pos_masks") is not None:
             changed["visual_pos_masks"] = take(given["visual_pos_masks"], order)
         if cache is not None:
             self._lend(cache)
-        return (), given | changed
+        kept = {name: value for name, value in given.items() if name not in NAMES}
+        return (), kept | changed
 
     def _cache_of(self, given: dict[str, Any]) -> Cache | None:
         """The cache, which a model that is given none makes too late."""
-        cache, wanted = given.get("past_key_values"), given.get("use_cache")
+        cache, wanted = given_cache(given), given.get("use_cache")
         wanted = getattr(self.config, "use_cache", False) if wanted is None else wanted
         return DynamicCache(config=self.config) if cache is None and wanted else cache
 
