@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import duotone
-from duotone.serve import backend, pages, ragged, short
+from duotone.serve import attention, backend, pages, ragged, short
 
 
 class ExactLayout(pages.PageLayout):
@@ -43,7 +43,8 @@ def exact_pages() -> Iterator[None]:
     """Exact pages; new ones are full of NaN."""
     backend.backend_of.cache_clear()
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(backend, "PageLayout", ExactLayout)
+    for module in (attention, backend):
+        monkeypatch.setattr(module, "PageLayout", ExactLayout)
     for module in (pages, ragged, short):
         monkeypatch.setattr(module, "read_pages", read_exact)
     for module in (pages, ragged):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.groups.append import aligned
 from duotone.serve.decode import DecodeStep, Steps
 from duotone.serve.pages import PageLayout, append_tokens, read_pages, read_ring
 
@@ -85,3 +86,44 @@ def test_a_step_is_worked_out_once_all_groups_have_brought_their_part() -> None:
 def test_pages_that_kernels_refuse_are_refused_at_start() -> None:
     with pytest.raises(ValueError, match=r"rows of .*got torch.float32.*--dtype bfloat16"):
         Steps(PageLayout(2, 64, torch.float32), 2, CPU)
+
+
+def test_a_step_of_more_requests_than_it_has_room_for_is_refused() -> None:
+    layout, lengths = LAYOUTS[0], torch.ones(3, dtype=torch.int32)
+    pages, blocks = tables(layout, 3)
+    step = DecodeStep(layout, 2, CPU)
+    with pytest.raises(ValueError, match="at most 2 requests, as --max-num-seqs says; got 3"):
+        step.fill(lengths, pages, [blocks], torch.zeros(3, dtype=torch.long))
+
+
+def test_a_step_whose_rings_did_not_all_come_stores_nothing() -> None:
+    """Numbers of the step before would put tokens where others are."""
+    layout, lengths = LAYOUTS[0], torch.ones(2, dtype=torch.int32)
+    pages, blocks = tables(layout, 2)
+    steps, new = Steps(layout, 2, CPU), torch.zeros(2, HEADS, layout.head_dim).half()
+    given = (lengths, pages, torch.zeros(2, dtype=torch.long))
+    pool = torch.zeros(PAGES, HEADS, layout.tokens, layout.token_bytes, dtype=torch.uint8)
+    for ring in range(layout.rings):
+        steps.bring(ring, blocks[:, ring : ring + 1])
+    steps.bring("pages", given)
+    assert steps.decode.is_filled
+    steps.bring("pages", given)
+    for ring in range(layout.rings - 1):
+        steps.bring(ring, blocks[:, ring : ring + 1])
+    with pytest.raises(RuntimeError, match="needs the block tables of all its rings"):
+        steps.decode.store(pool, new, new)
+    steps.bring(layout.rings - 1, blocks[:, -1:])
+    assert steps.decode.is_filled
+
+
+def test_tokens_that_vectors_cannot_read_are_copied_to_adjacent_rows() -> None:
+    """Of dense numbers with other strides a plain clone would keep these."""
+    across = torch.arange(2 * 3 * 64).half().view(2, 64, 3).transpose(1, 2)
+    shifted = torch.arange(2 * 3 * 64 + 1).half()[1:].view(2, 3, 64)
+    for x in (across, shifted):
+        copy = aligned(x)
+        assert torch.equal(copy, x)
+        assert copy.stride() == (192, 64, 1)
+        assert copy.data_ptr() % 16 == 0
+    product = torch.zeros(2, 4, 64).half()[:, 1:]
+    assert aligned(product) is product

@@ -92,6 +92,22 @@ def test_requests_of_one_step_share_pages_that_it_writes(
     assert seen["hits"] == 2 * 128
 
 
+def test_weights_that_are_loaded_anew_leave_pages_and_rings(
+    models: dict[int, Path], exact: None
+) -> None:
+    prompts = prompts_of(3)
+    with engine(models[64], "duotone_2bit") as llm:
+        before = answers(llm, prompts, 40)
+        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        layers = worker.model_runner.compilation_config.static_forward_context
+        held = dict(layers)
+        for layer in held.values():
+            if hasattr(layer, "impl"):  # as vLLM's `reload_weights` does
+                layer.process_weights_after_loading(torch.float32)
+        assert [*layers.items()] == [*held.items()]
+        assert answers(llm, prompts[::-1], 40) == before[::-1]
+
+
 def test_all_blocks_come_back(models: dict[int, Path]) -> None:
     with engine(models[64], "duotone_4bit") as llm:
         manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
@@ -166,10 +182,17 @@ def test_skipped_layers_keep_16_bit_and_the_others_theirs(models: dict[int, Path
 
 @pytest.mark.parametrize(
     ("widths", "reason"),
-    [({"9": 4}, "layers 0 to 2"), ({"0": 3}, r"\[2, 4\] bits"), ({"x": 4}, "layers 0 to 2")],
+    [
+        ({"9": 4}, "layers 0 to 2"),
+        ({"0": 3}, r"\[2, 4\] bits"),
+        ({"x": 4}, "layers 0 to 2"),
+        ({"0": 4.0}, r"\[2, 4\] bits"),
+        ([4, 4], "bits by numbers of layers"),
+    ],
+    ids=str,
 )
 def test_widths_of_no_layer_or_no_kernel_are_refused(
-    models: dict[int, Path], widths: dict[str, int], reason: str
+    models: dict[int, Path], widths: Any, reason: str
 ) -> None:
     options = {"additional_config": {"duotone": {"widths": widths}}, "block_size": None}
     with pytest.raises(Exception, match=reason), engine(models[64], "duotone_2bit", **options):

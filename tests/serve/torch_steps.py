@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from duotone.serve import backend, decode, metadata, pages, short, windows
+from duotone.serve import attention, decode, metadata, pages, short, windows
 from duotone.serve.decode import DecodeStep
 from duotone.serve.ragged import RaggedChunks
 
@@ -46,10 +46,10 @@ def attend(
 def steps_of_a_gpu() -> Iterator[Counter]:
     """Let engines take these steps; yields how many layers have attended by each kind."""
     monkeypatch, seen = pytest.MonkeyPatch(), Counter()
-    for module in (backend, metadata):
+    for module in (attention, metadata):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
-    monkeypatch.setattr(backend, "refusal", lambda layout: None)
-    monkeypatch.setattr(backend, "flash", windows.attention)
+    monkeypatch.setattr(attention, "refusal", lambda layout: None)
+    monkeypatch.setattr(attention, "flash", windows.attention)
     monkeypatch.setattr(decode, "reason_against", lambda *_: None)
     monkeypatch.setattr(windows, "WINDOW", WINDOW)
     monkeypatch.setattr(short, "MOST_ROWS", MOST_ROWS)

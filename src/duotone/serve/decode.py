@@ -39,19 +39,34 @@ class DecodeStep:
             raise ValueError(
                 f"a GPU serves pages by kernels: {reason}. Serve in 16 bit: --dtype bfloat16."
             )
-        self.layout = layout
+        self.layout, self.most, self.is_filled = layout, most, False
         self.numbers = StepNumbers.zeros(most, layout.rings, device)
 
     def fill(self, lengths: Tensor, pages: Tensor, rings: Sequence[Tensor], slots: Tensor) -> None:
-        """Work the numbers out, as `step_numbers` does."""
+        """Work the numbers out, as `step_numbers` does.
+
+        Errors: ValueError for more requests than there is room for.
+        """
+        if len(lengths) > self.most:
+            raise ValueError(
+                f"a decode step has at most {self.most} requests, as --max-num-seqs says; got "
+                f"{len(lengths)}. Raise it."
+            )
         call = step_numbers if has_kernels(lengths.device) else numbers_by_torch
         call(lengths, pages, rings, slots, self.layout.tokens, self.numbers)
+        self.is_filled = True
 
     def store(self, pool: Tensor, key: Tensor, value: Tensor) -> None:
         """Keep the new tokens of one layer, and pack the pages that become full.
 
-        pool: as in `PageLayout.records`. key, value: [n, H, D].
+        pool: as in `PageLayout.records`. key, value: [n, H, D]. Errors: RuntimeError for numbers of
+        an earlier step.
         """
+        if not self.is_filled:
+            raise RuntimeError(
+                "a decode step needs the block tables of all its rings; got some of them. vLLM "
+                "has put the rings of these layers into groups of others."
+            )
         layout, count, step = self.layout, len(key), self.numbers
         where = (step.rings[:count], step.full[:count], step.position[:count])
         group_append(key, value, layout.records(pool), *where, layout.form, layout.spec)
@@ -88,6 +103,8 @@ class Steps:
         A ring of larger blocks has several pages, so that fewer rings come.
         """
         self._parts[part] = given
+        if part == "pages":
+            self.decode.is_filled = False
         rings, tables = self.decode.layout.rings, [self._parts[n] for n in sorted(self._rings)]
         if "pages" not in self._parts or sum(table.shape[1] for table in tables) < rings:
             return

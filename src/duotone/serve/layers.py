@@ -43,12 +43,20 @@ def widths_of(config: VllmConfig) -> dict[int, int]:
             'duotone\'s part of --additional-config is {"widths": {"0": 4}} or like it; got '
             f"{given!r}. Name widths alone."
         )
-    widths, layers = given.get("widths", {}), config.model_config.hf_text_config.num_hidden_layers
+    widths = given.get("widths", {})
+    if not isinstance(widths, dict):
+        raise ValueError(
+            f'widths are bits by numbers of layers, {{"0": 4}}; got {widths!r}. Write them so.'
+        )
+    layers = config.model_config.hf_text_config.num_hidden_layers
     served = set(DTYPES.values())
     wrong = {
         layer: bits
         for layer, bits in widths.items()
-        if not str(layer).isdecimal() or int(layer) >= layers or bits not in served
+        if not str(layer).isdecimal()
+        or int(layer) >= layers
+        or type(bits) is not int
+        or bits not in served
     }
     if wrong:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -30,7 +30,8 @@ class PagesMetadata(AttentionMetadata):
     """A step of a layer. decodes: requests of one new token that kernels serve; they are the first.
 
     rows: of all others, (row, first token, end, tokens before). slots: of all tokens, below 0 where
-    they are not kept. ragged: numbers of `rows`, which the first layer works out.
+    they are not kept. ragged: numbers of `rows` by (kv heads, q heads of each), which the first
+    layer that has them works out.
     """
 
     decodes: int
@@ -38,7 +39,7 @@ class PagesMetadata(AttentionMetadata):
     block_table: Tensor
     slots: Tensor
     step: DecodeStep | None
-    ragged: RaggedStep | None = None
+    ragged: dict[tuple[int, int], RaggedStep] = field(default_factory=dict)
 
 
 @dataclass

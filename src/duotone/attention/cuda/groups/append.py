@@ -55,7 +55,7 @@ def group_append(
     position: int64, of the token; below 0: it is not kept. What `refuse` says must hold. Nothing
     here waits for the device; the launch can be captured.
     """
-    key, value = (x if _is_aligned(x) else x.clone() for x in (key, value))
+    key, value = aligned(key), aligned(value)
     own = macros(form, specs, key.dtype, tail_pages.shape[1])
     batch, heads, _ = key.shape
     numbers, both = ctypes.c_float * 2, (specs.key, specs.value)
@@ -104,10 +104,12 @@ def refuse(form: GroupFormat, specs: KVSpec, dtype: torch.dtype) -> None:
         raise RefusedError(f"pages have groups of {TILE} with zero-points; got {both}")
 
 
-def _is_aligned(x: Token) -> bool:
-    """Rows can be read in vectors."""
+def aligned(x: Token) -> Token:
+    """Return x where its rows can be read in vectors, else a copy of adjacent rows."""
     places = (x.data_ptr(), *(s * x.element_size() for s in x.stride()[:2]))
-    return x.stride(2) == 1 and not any(place % VECTOR_BYTES for place in places)
+    is_read = x.stride(2) == 1 and not any(place % VECTOR_BYTES for place in places)
+    # A plain clone would keep the strides of dense numbers.
+    return x if is_read else x.clone(memory_format=torch.contiguous_format)
 
 
 def _strides(key: Token, value: Token, axis: int) -> ctypes.Array:
