@@ -32,6 +32,7 @@ from training.zoo.train import HELD_OUT, Feed
 
 PARTS = ("kl", "kl_pictures", "kl_text")
 KIVI = "kivi@2, released"
+PROPOSED = "duotone-mixed@4, parts8@1, recent 32"
 WINDOW, GROUP_BITS = (
     128,
     1,
@@ -45,13 +46,17 @@ def with_pictures(spec: CacheSpec, pictures: CacheSpec) -> CacheSpec:
 
 
 def default() -> dict[str, CacheSpec]:
-    """{label: spec}: KIVI, the default, and the default with pictures in parts."""
-    mixed = duotone.scheme("duotone-mixed", bits=2)
-    parts = duotone.scheme("duotone-parts8", bits=1)
+    """{label: spec}: KIVI, the default, and two that have pictures in parts.
+
+    The last has text in more bits and a shorter window: fewer bytes where pictures are most tokens.
+    """
+    mixed, parts = duotone.scheme("duotone-mixed", bits=2), duotone.scheme("duotone-parts8", bits=1)
+    wide = duotone.scheme("duotone-mixed", bits=4).replace(recent=32)
     return {
         KIVI: duotone.scheme("kivi", bits=2, released=True),
         "duotone-mixed@2": mixed,
         "duotone-mixed@2, parts8@1": with_pictures(mixed, parts),
+        PROPOSED: with_pictures(wide, parts),
     }
 
 
