@@ -5,10 +5,19 @@ Run one from the repository's root: `python -m benchmarks.SUBJECT.SCRIPT --help`
 
 from .mquant.quality_tables import RENDERERS as MQUANT_QUALITY
 from .mquant.speed_tables import RENDERERS as MQUANT_SPEED
+from .quality.conversation_tables import RENDERERS as CONVERSATION
 from .quality.tables import RENDERERS as QUALITY
 from .serve.tables import RENDERERS as SERVE
 from .supports.tables import RENDERERS as SUPPORTS
 from .transform.tables import RENDERERS as TRANSFORM
 
 # {name of the table: (schema of its result files, function that renders them)}
-RENDERERS = {**MQUANT_QUALITY, **MQUANT_SPEED, **QUALITY, **SERVE, **SUPPORTS, **TRANSFORM}
+RENDERERS = {
+    **CONVERSATION,
+    **MQUANT_QUALITY,
+    **MQUANT_SPEED,
+    **QUALITY,
+    **SERVE,
+    **SUPPORTS,
+    **TRANSFORM,
+}

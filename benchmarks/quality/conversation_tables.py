@@ -75,6 +75,5 @@ def bytes_table(results: Sequence[Result]) -> str:
 
 
 RENDERERS = {
-    "talk": ("duotone.conversation/1", talk_table),
     "talk-bytes": ("duotone.conversation-bytes/1", bytes_table),
 }
