@@ -120,6 +120,13 @@ OWN: dict[str, dict[str, Any]] = {
     "kimi_k25": {"text_config": {**ALL_HEADS, "head_dim": 8}, "projection_hidden_size": 32},
     "mistral4": ALL_HEADS,
     **dict.fromkeys(("deepseek_ocr2", "unlimited_ocr"), AS_WIDE),
+    # Codes of pictures and of sound are ids; the codebook is as wide as the encoder.
+    "apertus1p5": {
+        "vision_config": {"codebook_size": 64},
+        "audio_config": {"codebook_size": 64, "codebook_dim": 32},
+        "image_token_offset": 100,
+        "audio_token_offset": 164,
+    },
     "gemma3n": {"text_config": gemma3n_text().to_dict()},
     "granite4_vision": {
         # A head of its Q-Former has 64 channels.

@@ -75,6 +75,7 @@ PIXELS: dict[str, Pixels] = {
     **dict.fromkeys(("hunyuan_vl",), _grid(1)),
     "deepseek_ocr2": _whole,
     "unlimited_ocr": _whole,
+    "apertus1p5": lambda n: {**_whole(n), "image_sizes": torch.tensor([[SIZE, SIZE]] * n)},
     "granite4_vision": lambda n: {
         "pixel_values": torch.randn(n, 2, 3, SIZE, SIZE),
         "image_sizes": torch.tensor([[SIZE, SIZE]] * n),

@@ -88,6 +88,7 @@ def test_a_language_model_inside_may_be_an_encoder_decoder() -> None:
     [
         ("cross_attention_layers", [3], "visual tokens in cross attention"),
         ("attn_logit_softcapping", 50.0, "softcapped scores"),
+        ("n_recurrent_loops", 2, "layers run several times a token"),  # Dory
     ],
 )
 def test_fields_of_attention_are_refused_of_unknown_families(

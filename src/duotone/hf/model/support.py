@@ -66,6 +66,7 @@ UNSUPPORTED_FIELDS = {
     "cross_attention_layers": "visual tokens in cross attention, outside the cache",
     "cross_layer_interval": "visual tokens in cross attention, outside the cache",
     "qk_layer_norms": "K is normalized between the cache and its attention",
+    "n_recurrent_loops": "layers run several times a token, with K and V of each time",
     "lambda_std_dev": "differential attention pairs K with other heads' V than the cache does",
 }
 # Fields that all layers must have in common; heads and channels may vary by layer.
