@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .card import ReserveOption
 from .common import (
     ContextOption,
     DeviceOption,
@@ -17,6 +18,7 @@ from .common import (
     progress_bars,
     user_errors,
 )
+from .joint import check_alone, run_joint
 from .samples import named_tasks
 
 DEFAULT_MINUTES = 10.0
@@ -38,6 +40,24 @@ def command(
     budget_bytes: Annotated[
         int | None, typer.Option(help="Instead: bytes per sequence, mean over the samples.")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Instead: all memory of the card, e.g. 24GB; weights are searched, too."),
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="With --memory: to hold at once.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="With --memory: of a sequence with its answer.")
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --memory: none, or a recipe of duotone quantize; repeat for more.",
+            show_default="none, mquant-w8a8, mquant-w4a8",
+        ),
+    ] = None,
+    reserve: ReserveOption = None,
     bits_of: Annotated[
         str | None,
         typer.Option(
@@ -84,9 +104,15 @@ def command(
     that is nearer to 16 bit there takes the place of the found spec. If started again with the same
     --out, the search goes on where it ended.
 
+    --memory searches pairs of weights and caches for --sequences of --tokens tokens. Each recipe
+    quantizes the model once, and its caches get what the weights leave. --trials is per recipe;
+    nothing is drawn, and no answers are generated.
+
     [bold]Examples[/bold]
 
       duotone tune --budget-bits 1.3
+
+      duotone tune mine.jsonl --memory 24GB --sequences 16 --tokens 4096 --model MODEL
 
       duotone tune mine.jsonl --budget-bits 2 --model OpenGVLab/InternVL3-1B-hf --out tuned/mine
 
@@ -94,24 +120,32 @@ def command(
     """
     from duotone.tune import TuneSettings, make_job, make_report, write_report
 
-    _check_plot(plot)
-    check_folder(out)
-    settings = TuneSettings(
-        budget_bits=budget_bits,
-        budget_bytes=budget_bytes,
-        bits_of=bits_of,
-        samples=samples,
-        heldout=heldout,
-        batch_size=batch_size,
-        seed=seed,
-        portable=portable,
-        ceiling=ceiling,
-        sampler=sampler,
-    )
-    tasks = named_tasks(task, model, context)
-    _check_packages(tasks, scores)
+    common = {
+        "samples": samples,
+        "heldout": heldout,
+        "batch_size": batch_size,
+        "seed": seed,
+        "portable": portable,
+        "ceiling": ceiling,
+        "sampler": sampler,
+    }
+    alone = {"budget_bits": budget_bits, "budget_bytes": budget_bytes, "bits_of": bits_of}
+    found = {"keep_found": keep_found or None}
+    load = {"sequences": sequences, "tokens": tokens}
     if minutes is None and trials is None:
         minutes = DEFAULT_MINUTES
+    check_folder(out)
+    if memory is not None:
+        tasks = named_tasks(task, model, context)
+        _check_packages(tasks, scores=False)
+        of_pair = (memory, reserve, weights, load, alone | found, common, tasks)
+        run_joint(*of_pair, model, device, out, (trials, minutes), json_output)
+        return
+    check_alone({"weights": weights, "reserve": reserve, **load})
+    _check_plot(plot)
+    settings = TuneSettings(**alone, **common)
+    tasks = named_tasks(task, model, context)
+    _check_packages(tasks, scores)
     loaded = load_model(model, device)
     with progress_bars() as progress:
         job = make_job(loaded, tasks, settings, out, progress)

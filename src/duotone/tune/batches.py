@@ -12,9 +12,9 @@ from duotone.hf.model.facts import ModelFacts, model_facts, with_visual
 from duotone.inference.batch import prepare, visual_of
 from duotone.loading import Loaded
 
-from .answered import answer
+from .answered import Answered, answer
 from .objective import Ready
-from .prefilled import can_prefill, later_where_possible, prefill
+from .prefilled import can_prefill, follow, later_where_possible, prefill
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,11 @@ def ready(model: Any, encoded: dict[str, torch.Tensor], max_new_tokens: int) -> 
     if can_prefill(model, batch):
         return prefill(model, later_where_possible(batch), max_new_tokens)
     return answer(model, batch, max_new_tokens)
+
+
+def ready_after(model: Any, encoded: dict[str, torch.Tensor], first: Ready) -> Ready:
+    """A batch for another model, to be compared with the answers of the first one."""
+    batch = prepare(model, encoded)
+    if isinstance(first, Answered):
+        return Answered(batch, first.token_ids, first.logits)
+    return follow(model, later_where_possible(batch), first)

@@ -7,7 +7,7 @@ the spec's; the model then reads only the question and the answer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from duotone.inference.batch import (
     ask_later,
     generate,
     make_cache,
+    read_pictures,
     visual_tokens_of,
 )
 from duotone.inference.prompts import right_padded
@@ -35,8 +36,8 @@ class Prefilled:
         or the whole prompt.
     tail: input after these tokens, by the name of the model's argument: [B, question + answer - 1]
         ids, or the same embedded. mask: [B, read + tail], padding of the prompt left out.
-    counted: [B, answer] the tokens of the answers that count. steps: logits at the tail's end, one
-        per token of the longest answer that has any.
+    answers: [B, answer] ids of the 16-bit answers, padded to the right. counted: [B, answer] the
+        tokens that count, without the first where the prompt was read at once.
     reference: logits of the 16-bit cache at the counted tokens.
     """
 
@@ -45,6 +46,7 @@ class Prefilled:
     read: int
     tail: dict[str, Tensor]
     mask: Int[Tensor, "batch tokens"]
+    answers: Int[Tensor, "batch ids"]
     counted: Bool[Tensor, "batch answer"]
     reference: Float[Tensor, "counted vocabulary"] | None = None
 
@@ -121,20 +123,42 @@ def prefill(model: Any, batch: Batch, max_new_tokens: int) -> Prefilled:
     """
     token_ids = generate(model, batch, make_cache(model, None, batch), max_new_tokens).token_ids
     answers, counted = right_padded(token_ids, batch.attention_mask.device)
-    read = batch.pictures_end or batch.attention_mask.shape[1]
-    dense = batch.pictures_read[0] if batch.pictures_end else _prefill(model, batch)
-    if not batch.pictures_end:
-        counted = counted[:, 1:]
-    fed = torch.ones_like(answers[:, :-1]).to(batch.attention_mask)
-    mask = torch.cat([batch.attention_mask, fed], 1)
-    made = Prefilled(batch, dense, read, _tail(model, batch, read, answers), mask, counted)
+    made = _read(model, batch, answers, counted if batch.pictures_end else counted[:, 1:])
     if not made.counted.any():
         return made
     cache = make_cache(model, None, batch)
-    for index, layer in enumerate(dense.layers):
+    for index, layer in enumerate(made.dense.layers):
         cache.update(layer.keys, layer.values, index)
     reference = read_tail(model, made, cache, [slice(0, made.tail_tokens)])
-    return Prefilled(batch, dense, read, made.tail, mask, counted, reference)
+    return replace(made, reference=reference)
+
+
+@torch.inference_mode()
+def follow(model: Any, batch: Batch, first: Prefilled) -> Prefilled:
+    """A batch of another model along the answers of `first`, compared with its distributions.
+
+    The model has the same tokens and other numbers, such as quantized weights. Errors: ValueError
+    for a batch that is read in other steps.
+    """
+    if batch.pictures_end != first.batch.pictures_end or batch.visual_mask.shape != (
+        first.batch.visual_mask.shape
+    ):
+        raise ValueError("a model that follows another one reads the same prompts in equal steps")
+    made = _read(model, batch, first.answers, first.counted)
+    return replace(made, reference=first.reference)
+
+
+def _read(model: Any, batch: Batch, answers: Tensor, counted: Tensor) -> Prefilled:
+    """The 16-bit cache of the prompts or of their pictures, and the tokens after it."""
+    read = batch.pictures_end or batch.attention_mask.shape[1]
+    if batch.pictures_end:
+        with visual_tokens_of(model, batch):
+            dense = read_pictures(model, batch).pictures_read[0]
+    else:
+        dense = _prefill(model, batch)
+    fed = torch.ones_like(answers[:, :-1]).to(batch.attention_mask)
+    mask = torch.cat([batch.attention_mask, fed], 1)
+    return Prefilled(batch, dense, read, _tail(model, batch, read, answers), mask, answers, counted)
 
 
 def read_tail(

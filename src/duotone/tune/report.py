@@ -12,7 +12,7 @@ from duotone.report.tune import tune_page
 from .front import best_within, pareto_front, thinned
 from .heldout import Rows, entry, measure_all, task_scores
 from .run import Job, Tuned
-from .seeds import PUBLISHED, known_specs
+from .seeds import PUBLISHED
 from .verdict import Verdict, verdict
 
 SPEC, FOUND = "spec.json", "found.json"
@@ -44,7 +44,7 @@ def heldout_numbers(
     size = job.settings.batch_size
     encoded = {part.heldout.name: job.encode(part.heldout, size) for part in job.parts}
     meter = job.meter(job.prefilled(encoded, "16-bit answers, held out"))
-    known = known_specs(job.facts, has_pictures=job.counts.all_pictured)
+    known = job.known
 
     def measured(specs: Mapping[str, CacheSpec], stage: str) -> dict[str, Rows]:
         return measure_all(meter, specs, lambda done, total: job.progress(stage, done, total))

@@ -32,12 +32,22 @@ from .seeds import known_specs, seed_points
 from .sensitivity import Sensitivity, measure_sensitivity
 from .settings import TuneSettings, check_resumable, remember
 from .space import Space, merged, prefixed, space_for
-from .trials import Meter
+from .trials import Lost, Meter
 
 # Called with (stage, done, total); total None where only time ends the stage.
 Progress = Callable[[str, int, int | None], None]
+MakeReady = Callable[[Any, dict[str, Any], int], Ready]
 # Share of the granted minutes for the search and all before it; the rest is for the report.
 SEARCH_SHARE = 0.6
+
+
+class OutOfReachError(ValueError):
+    """Error of a budget that no spec meets, or that none was found within."""
+
+
+def _all(spec: CacheSpec) -> bool:
+    """Take every spec."""
+    return True
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:
@@ -68,6 +78,10 @@ class Job:
     out: Path
     progress: Progress = _silent
     started: float = field(default_factory=monotonic)
+    # Of an encoded batch: the batch with the answers that its caches are compared with.
+    make_ready: MakeReady = ready
+    # True for a spec that may be chosen; more than a budget on the samples decides.
+    takes: Callable[[CacheSpec], bool] = _all
 
     def __post_init__(self) -> None:
         need_optuna()
@@ -132,9 +146,11 @@ class Job:
     def predict(self, spec: CacheSpec) -> float:
         """Lower bound of the spec's bits, without a model; 0 where windows decide.
 
-        Errors: ValueError for a spec that does not fit the model.
+        Errors: ValueError for a spec that does not fit the model; Lost for one that is not taken.
         """
         check_spec(self.facts, spec)
+        if not self.takes(spec):
+            raise Lost("it is not taken")
         by_spans = spec.visual != "text"
         kind = "visual_tokens" if by_spans else "text_tokens"
         made = plan(self.facts, spec, **{kind: max(1, self.counts.visual or self.counts.text)})
@@ -143,7 +159,7 @@ class Job:
     def _check_reach(self) -> None:
         least = min(map(self._planned_bits, self._thrifty()))
         if self.budget_bits < least:
-            raise ValueError(
+            raise OutOfReachError(
                 f"the budget must be within reach: the space's smallest caches take {least:.2f} "
                 f"true bits on these samples, got {self.budget_bits:.3f}; give a larger budget"
             )
@@ -176,7 +192,8 @@ class Job:
         for name, batches in encoded.items():
             made[name] = []
             for batch in batches:
-                made[name].append(ready(self.loaded.model, batch, tasks[name].max_new_tokens))
+                limit = tasks[name].max_new_tokens
+                made[name].append(self.make_ready(self.loaded.model, batch, limit))
                 done += 1
                 self.progress(stage, done, total)
         return made
@@ -222,8 +239,14 @@ class Job:
         search.run(trials, left, lambda done, total: self.progress("search", done, total))
         return self._tuned(search, sensitivity)
 
+    @property
+    def known(self) -> dict[str, CacheSpec]:
+        """{label: spec} of the known schemes that may be chosen here."""
+        fitting = known_specs(self.facts, has_pictures=self.counts.all_pictured)
+        return {label: spec for label, spec in fitting.items() if self.takes(spec)}
+
     def _first_known(self, search: Search) -> None:
-        known = known_specs(self.facts, has_pictures=self.counts.all_pictured)
+        known = self.known
         for done, _ in enumerate(search.consider(known), start=1):
             self.progress("published schemes", done, len(known))
 
@@ -238,7 +261,7 @@ class Job:
         points = [(tried.outcome.bits, tried.outcome.score) for tried in proved]
         best = best_within(points, self.budget_bits)
         if best is None:
-            raise ValueError(self._nothing_found(search, len(proved)))
+            raise OutOfReachError(self._nothing_found(search, len(proved)))
         pruned = search.done - sum(tried.number >= 0 for tried in search.tried)
         return Tuned(
             proved[best],
