@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duotone.attention.cuda.shared import runtime
-from duotone.serve.refusals import check_device, check_dtype, check_layer, check_options
+from duotone.serve.refusals import check_device, check_dtype, check_kind, check_layer, check_options
 
 
 def config(**changes: object) -> SimpleNamespace:
@@ -56,6 +56,17 @@ def test_other_dtypes_and_layers_are_refused() -> None:
         check_dtype(config(dtype="fp8"))
     with pytest.raises(ValueError, match=r"got ALiBi slopes, sinks\. Leave such layers in 16 bit"):
         check_layer(["ALiBi slopes", "sinks"])
+
+
+def test_other_kinds_of_layers_are_refused() -> None:
+    """Llama 4's chunks, for one, would be served as full attention."""
+    kinds = [type(name, (SimpleNamespace,), {}) for name in ("Attention", "ChunkedLocalAttention")]
+    given = {"head_size": 64, "head_size_v": 64, "layer_name": "layers.0.attn"}
+    check_kind(kinds[0](**given))
+    with pytest.raises(ValueError, match=r"got ChunkedLocalAttention in layers\.0\.attn\. Serve"):
+        check_kind(kinds[1](**given))
+    with pytest.raises(ValueError, match=r"one head_dim; got 64 and 48 in layers\.0\.attn"):
+        check_kind(kinds[0](**given | {"head_size_v": 48}))
 
 
 def test_a_gpu_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

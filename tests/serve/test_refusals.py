@@ -54,12 +54,27 @@ DEEPSEEK = LLAMA | {
     "moe_intermediate_size": 64,
     "first_k_dense_replace": 2,
 }
+LLAMA_4 = LLAMA | {
+    "architectures": ["Llama4ForCausalLM"],
+    "model_type": "llama4_text",
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 128,
+    "interleave_moe_layer_step": 0,
+    "moe_layers": [],
+    "attention_chunk_size": 64,
+}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "head_dim 80": (LLAMA | {"head_dim": 80}, {}, "head_dim|head_size"),
     "head_dim 512": (LLAMA | {"head_dim": 512}, {}, "head_dim|head_size"),
     "soft caps": (GEMMA, {}, "a soft cap of logits"),
     "sinks": (GPT_OSS, {}, "attention sinks not supported"),
     "MLA": (DEEPSEEK, {}, "MLA"),
+    "chunks": (LLAMA_4, {}, "got ChunkedLocalAttention"),
+    "chunks, skipped": (
+        LLAMA_4,
+        {"kv_cache_dtype_skip_layers": ["0", "1", "2"]},
+        "got ChunkedLocalAttention",
+    ),
     "no cache dtype": (LLAMA, {"kv_cache_dtype": "auto"}, "duotone_4bit; got auto"),
 }
 

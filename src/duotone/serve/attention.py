@@ -18,7 +18,7 @@ from duotone.serve.pages import Chunk, PageLayout
 from duotone.serve.plugin import DTYPES
 from duotone.serve.prepared import prepare, scratch_of
 from duotone.serve.ragged import RaggedChunks, RaggedStep, refusal
-from duotone.serve.refusals import check_dtype, check_layer, check_options
+from duotone.serve.refusals import check_dtype, check_kind, check_layer, check_options
 from duotone.serve.rings import Ring
 
 
@@ -71,6 +71,7 @@ class PagesAttention(AttentionImpl):
         name, layer = next(
             (n, x) for n, x in self._layers.items() if getattr(x, "impl", None) is self
         )
+        check_kind(layer)
         if self.own is not None:
             bits = DTYPES[self._config.cache_config.cache_dtype]
             self.own.take(layer, self._layout(bits, layer.head_size), act_dtype)

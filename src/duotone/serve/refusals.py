@@ -34,6 +34,24 @@ def check_layer(others: Sequence[str]) -> None:
         )
 
 
+def check_kind(layer: Any) -> None:
+    """Raise ValueError for a kind of layer of which pages would make full attention.
+
+    vLLM wraps the backends of chunked, static-sink and prefix attention, and makes other caches for
+    them. `PagesAttention` and `OwnAttention` put others in their place.
+    """
+    if (kind := type(layer).__name__) != "Attention":
+        raise ValueError(
+            f"duotone serves vLLM's Attention as it is; got {kind} in {layer.layer_name}. Serve "
+            "this model with --kv-cache-dtype auto."
+        )
+    if layer.head_size_v != layer.head_size:
+        raise ValueError(
+            f"pages hold K and V of one head_dim; got {layer.head_size} and {layer.head_size_v} in "
+            f"{layer.layer_name}. Serve this model with --kv-cache-dtype auto."
+        )
+
+
 def check_options(config: Any) -> None:
     """Raise ValueError for options of the engine that pages do not bear."""
     if config.speculative_config is not None:
