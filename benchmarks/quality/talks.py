@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from duotone.hf.model.cache_argument import CACHE
 from training.zoo.batches import KINDS, Batch, Shape
 from training.zoo.members import Member, model_inputs
 from training.zoo.train import Feed
@@ -139,7 +140,7 @@ class Talk:
         """
         found = []
         for step in self.steps():
-            logits = self.model(**step.inputs, past_key_values=cache, logits_to_keep=1).logits
+            logits = self.model(**step.inputs, **{CACHE: cache}, logits_to_keep=1).logits
             if step.last < self.answers.shape[1] and self.answers[:, step.last].any():
                 found.append(logits[self.answers[:, step.last], -1].log_softmax(-1))
             if after is not None:
