@@ -10,10 +10,12 @@ import duotone
 from duotone.cli.card import parse_bytes
 from duotone.cli.common import show_paths
 from duotone.defaults import CONVERSATIONS, TEXT, name_of
+from duotone.hf.weights.checkpoint import save
 from duotone.quant.schemes import named
 from tiny_vlm import tiny_model
 
 from families import tiny_model as tiny_family
+from mquant_setups import quantized
 
 
 @pytest.fixture
@@ -153,3 +155,15 @@ def test_memory_options_that_exclude_each_other_are_refused():
         assert "add memory_bytes (--memory" in error_of(command, "--reserve", "1GB")
     said = error_of("plan", "--model", "internvl2.5-8b", "--memory", "24GB")
     assert "the shape of a cache alone" in said
+
+
+def test_a_quantized_folder_is_counted_by_its_tensors(tmp_path):
+    loaded, report = quantized("mquant-w4a8")
+    folder = save(loaded.model, tmp_path / "q")
+    for command in ("plan", "recommend"):
+        asked = ("--model", folder) if command == "plan" else (folder,)
+        found = json.loads(run(command, *asked, "--memory", "10MB", "--json").stdout)
+        (row,) = found.get("plan", found)["card"]["rows"]
+        assert row["weights_bytes"] == report["bytes"]["after"]["total"]
+    again = ("plan", "--model", folder, "--memory", "10MB", "--weights", "rtn-w4a8")
+    assert "quantized already" in error_of(*again)

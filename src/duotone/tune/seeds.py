@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import duotone
 from duotone import CacheSpec
+from duotone.defaults import CONVERSATIONS, TEXT
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.spec_checks import check_spec
+from duotone.quant.schemes import named
 
 from .space import Point, Space, merged, prefixed
 
@@ -155,6 +157,10 @@ OURS: dict[str, Callable[[int], CacheSpec]] = {
         ("duotone-stream", (2,)),
     )
     for bits in widths
+} | {
+    # What `enable` takes where no spec is given.
+    name.replace("@", " @"): lambda _, name=name: named(name)
+    for name in (CONVERSATIONS, TEXT)
 }
 
 
