@@ -46,6 +46,9 @@ PICTURE, NEW = 4, 6
 STEP_BY_STEP = ("exaone4_5", "hyperclovax_vision_v2", "step3p7", "evolla", *ALWAYS)
 STEP_BY_STEP += tuple(row["model_type"] for row in PAGE["rows"] if row.get("graphs"))
 
+# Steps write a number of the host, which only a second capture has on the device.
+CAPTURED_LATER = ("muse_glimmer", "muse_spark")
+
 
 def prompts(model: PreTrainedModel, tokens: int) -> dict[str, Tensor]:
     """Two rows with a picture of ids alone where a model allows it, one padded on the left."""
@@ -121,4 +124,5 @@ def test_replayed_steps_answer_alike_or_are_refused(double: type[ReplayDouble], 
         ours = answers(model, given)
     assert torch.equal(ours.sequences, theirs.sequences)
     assert logit_error(torch.stack(ours.logits), torch.stack(theirs.logits)) < LOGIT_TOLERANCE
-    assert double.replays == (0 if name in STEP_BY_STEP else NEW - 2)
+    captured = NEW - 2 - (name in CAPTURED_LATER)
+    assert double.replays == (0 if name in STEP_BY_STEP else captured)
