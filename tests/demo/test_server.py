@@ -31,7 +31,7 @@ def server(tmp_path_factory):
 
 def ask(server, path, body=None, **headers):
     """(status, headers, body) of one request."""
-    connection = http.client.HTTPConnection(*server.server_address, timeout=60)
+    connection = http.client.HTTPConnection(*server.server_address, timeout=300)
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request("GET" if body is None else "POST", path, body, headers)
     answer = connection.getresponse()

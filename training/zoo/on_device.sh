@@ -11,6 +11,7 @@
 # Then `cat zoo.tar.* | tar x` makes zoo/MODEL/. MODELS names fewer; with --resume in `more
 # arguments` training goes on from the weights that lie on the machine. `measure` also takes weights
 # that were carried, in .carry/zoo/MODEL/; files of `measure` go through benchmarks/quality/choose.py.
+# SEED: of other rows than candidates were screened on. COMMVQ: training steps of its rows, which are left out without.
 set -uo pipefail
 home=${ZOO:-/tmp/zoo} out=${OUT:?a folder that comes back}
 export PYTHONPATH=src:. OMP_NUM_THREADS=2 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
