@@ -25,7 +25,7 @@ from transformers import AutoModelForImageTextToText, DynamicCache
 import duotone
 from benchmarks.quality.talks import Talk, talk, trained_length
 from benchmarks.quality.zoo import _on, ratio
-from duotone import CacheSpec, KVSpec, QuantizedCache
+from duotone import CacheSpec, QuantizedCache
 from duotone.report.provenance import stamp, write_new_json
 from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
@@ -85,20 +85,25 @@ def rivals() -> dict[str, CacheSpec]:
 
 
 def ablations() -> dict[str, CacheSpec]:
-    """{label: spec}: the default with one part of it changed."""
-    mixed = duotone.scheme("duotone-mixed", bits=2)
-    text, wide = mixed.text, mixed.text.key.replace(bits=4)
-    changes: dict[str, dict[str, Any]] = {
-        "pictures in 16 bit": {"visual": "dense"},
-        "text in 16 bit": {"text": "dense", "sink": 0, "recent": 0},
-        "K of text in 4 bits": {"text": text.replace(key=wide)},
-        "V of text in 4 bits": {"text": text.replace(value=text.value.replace(bits=4))},
-        "no eta": {"text": KVSpec(*(x.replace(eta=0.0) for x in (text.key, text.value)))},
-        "no sinks": {"sink": 0},
-        "recent 32": {"recent": 32},
-        "recent 128": {"recent": 128},
+    """{label: spec}: the default and its successor with one part changed."""
+    mixed, wide = duotone.scheme("duotone-mixed", bits=2), default()[PROPOSED]
+    text = mixed.text
+    key, value = text.key.replace(bits=4, eta=0.0), text.value.replace(bits=4, eta=0.0)
+    parts2 = duotone.scheme("duotone-parts8", bits=2)
+    exact = {"visual": "dense", "background": None, "layers": ()}
+    return {
+        "duotone-mixed@2, pictures in 16 bit": mixed.replace(visual="dense"),
+        "duotone-mixed@2, K of text in 4 bits": mixed.replace(text=text.replace(key=key)),
+        "duotone-mixed@2, V of text in 4 bits": mixed.replace(text=text.replace(value=value)),
+        "duotone-mixed@2, recent 32": mixed.replace(recent=32),
+        f"{PROPOSED}, pictures in 16 bit": wide.replace(**exact),
+        f"{PROPOSED}, pictures by parts8@2": with_pictures(wide, parts2),
+        f"{PROPOSED}, text in 3 bits": wide.replace(
+            text=duotone.scheme("duotone-stream", bits=3).text
+        ),
+        f"{PROPOSED}, recent 0": wide.replace(recent=0),
+        f"{PROPOSED}, no sinks": wide.replace(sink=0),
     }
-    return {f"duotone-mixed@2, {name}": mixed.replace(**new) for name, new in changes.items()}
 
 
 SETS = {"default": default, "presets": presets, "rivals": rivals, "ablations": ablations}
