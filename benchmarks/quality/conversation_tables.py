@@ -13,7 +13,7 @@ PARTS = {"kl": "KL", "kl_pictures": "KL, about pictures", "kl_text": "KL, about 
 
 def talk_table(results: Sequence[Result]) -> str:
     """KL and bytes of every scheme, a table per model and length."""
-    tables = [_model_table(result) for result in sorted(results, key=lambda r: r["conversations"])]
+    tables = [_model_table(result) for result in sorted(results, key=lambda r: r["model"])]
     legend = (
         "KL: nats per answer token ± half the 95 % interval over conversations. Bold: not above "
         "KIVI's beyond the interval of paired differences. Bytes: of `cache.memory()` over those "
@@ -75,5 +75,6 @@ def bytes_table(results: Sequence[Result]) -> str:
 
 
 RENDERERS = {
+    "talk": ("duotone.conversation/1", talk_table),
     "talk-bytes": ("duotone.conversation-bytes/1", bytes_table),
 }
