@@ -10,8 +10,8 @@ from duotone.joint import JointSettings, make_joint, make_report, write_report
 from duotone.joint.report import divergence
 from duotone.joint.run import SIXTEEN
 from duotone.planning.card import weight_bytes
+from duotone.tune.run import OutOfReachError
 from duotone.tune.seeds import known_specs
-from duotone.tune.trials import Lost
 from tiny_vlm import TINY_TASK, tiny_model
 
 from mquant_setups import tiny_loaded
@@ -115,7 +115,7 @@ def test_caches_that_fit_in_16_bit_are_not_searched(tmp_path):
 
 def test_specs_that_do_not_fit_at_the_length_asked_for_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr("duotone.tune.run.known_specs", known_specs)
-    joint = joint_of(tmp_path, settings_of(14.0, weights=("none",)))
+    joint = joint_of(tmp_path, settings_of(20.0, weights=("none",)))
     share = joint.shares[0]
     job = joint._job(share, tiny_loaded(), tmp_path / "x", joint.started)
     every = known_specs(job.facts, has_pictures=True)
@@ -123,8 +123,13 @@ def test_specs_that_do_not_fit_at_the_length_asked_for_are_left_out(tmp_path, mo
     assert set(job.known) == fitting
     assert "minmax @2" in fitting
     assert "kivi @2" not in fitting
-    with pytest.raises(Lost):
-        job.predict(every["kivi @2"])
+    monkeypatch.setattr("duotone.tune.run.known_specs", few_known)
+    monkeypatch.setattr("duotone.tune.run.seed_points", lambda space: [])
+    job.takes = lambda spec: spec == every["minmax @2"]
+    assert job.search(trials=0).chosen.spec == every["minmax @2"]
+    job.takes = lambda spec: False
+    with pytest.raises(OutOfReachError, match="no spec within"):
+        job.search(trials=0)
 
 
 def test_a_sequence_has_the_proportions_of_the_samples(tmp_path):

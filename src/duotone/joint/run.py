@@ -151,7 +151,7 @@ class Joint:
         def progress(stage: str, done: int, total: int | None) -> None:
             self.progress(f"{share.recipe}: {stage}", done, total)
 
-        settings = self.settings.tune_settings(16.0 if share.is_dense else share.bits)
+        settings = self.settings.tune_settings(share.bits)
         given = (loaded, self.parts, settings, folder / SEARCH, progress, started)
         return Job(*given, make_ready=self.answers.make_ready, takes=takes)
 

@@ -32,7 +32,7 @@ from .seeds import known_specs, seed_points
 from .sensitivity import Sensitivity, measure_sensitivity
 from .settings import TuneSettings, check_resumable, remember
 from .space import Space, merged, prefixed, space_for
-from .trials import Lost, Meter
+from .trials import Meter
 
 # Called with (stage, done, total); total None where only time ends the stage.
 Progress = Callable[[str, int, int | None], None]
@@ -146,11 +146,9 @@ class Job:
     def predict(self, spec: CacheSpec) -> float:
         """Lower bound of the spec's bits, without a model; 0 where windows decide.
 
-        Errors: ValueError for a spec that does not fit the model; Lost for one that is not taken.
+        Errors: ValueError for a spec that does not fit the model.
         """
         check_spec(self.facts, spec)
-        if not self.takes(spec):
-            raise Lost("it is not taken")
         by_spans = spec.visual != "text"
         kind = "visual_tokens" if by_spans else "text_tokens"
         made = plan(self.facts, spec, **{kind: max(1, self.counts.visual or self.counts.text)})
@@ -246,7 +244,7 @@ class Job:
         return {label: spec for label, spec in fitting.items() if self.takes(spec)}
 
     def _first_known(self, search: Search) -> None:
-        known = self.known
+        known = known_specs(self.facts, has_pictures=self.counts.all_pictured)
         for done, _ in enumerate(search.consider(known), start=1):
             self.progress("published schemes", done, len(known))
 
@@ -256,12 +254,14 @@ class Job:
         return monotonic() - self.started
 
     def _tuned(self, search: Search, sensitivity: Sensitivity) -> Tuned:
-        # What the samples prove nothing of is no choice, however near it is.
-        proved = [tried for tried in search.tried if not tried.outcome.unproved]
+        # What the samples prove nothing of is no choice, however near it is. A spec that is not
+        # taken shows the sampler a direction.
+        taken = [tried for tried in search.tried if self.takes(tried.spec)]
+        proved = [tried for tried in taken if not tried.outcome.unproved]
         points = [(tried.outcome.bits, tried.outcome.score) for tried in proved]
         best = best_within(points, self.budget_bits)
         if best is None:
-            raise OutOfReachError(self._nothing_found(search, len(proved)))
+            raise OutOfReachError(self._nothing_found(search, taken, len(proved)))
         pruned = search.done - sum(tried.number >= 0 for tried in search.tried)
         return Tuned(
             proved[best],
@@ -274,14 +274,14 @@ class Job:
             self.elapsed,
         )
 
-    def _nothing_found(self, search: Search, proved: int) -> str:
-        within = [t for t in search.tried if t.outcome.bits <= self.budget_bits]
+    def _nothing_found(self, search: Search, taken: Sequence[Tried], proved: int) -> str:
+        within = [t for t in taken if t.outcome.bits <= self.budget_bits]
         found = f"no spec within {self.budget_bits:.2f} true bits was found in {search.done} trials"
         if not within:
             return f"{found}; run the command again with more --minutes to go on"
         return (
             f"{found} whose codes were ever read: {within[0].outcome.unproved}, and so for "
-            f"{len(search.tried) - proved} specs. Give longer samples or answers, or a smaller "
+            f"{len(taken) - proved} specs. Give longer samples or answers, or a smaller "
             "budget, which shorter windows meet"
         )
 
