@@ -117,10 +117,14 @@ def published_bytes(bits: int, tokens: int, numbers: int) -> float:
 
 
 def bytes_in_16_bit(cache: QuantizedCache) -> int:
-    """Bytes of a cache if its numbers without codes had 16 bit."""
+    """Bytes of a cache if its numbers without codes had 16 bit.
+
+    States that stay transformers' own, as Gemma 3's sliding windows, are left out: all rows have
+    the same ones.
+    """
     memory = cache.memory()
-    wide = memory.dense_bytes + memory.state_bytes
-    return memory.total_bytes - wide + 2 * wide // cache.timeline.stores[0].dtype.itemsize
+    packed = memory.total_bytes - memory.state_bytes - memory.dense_bytes
+    return packed + 2 * memory.dense_bytes // cache.timeline.stores[0].dtype.itemsize
 
 
 @dataclass

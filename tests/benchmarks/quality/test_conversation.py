@@ -10,6 +10,7 @@ from transformers import DynamicCache
 import duotone
 from benchmarks.quality import conversation
 from benchmarks.quality.talks import Talk, talk
+from duotone import QuantizedCache
 from training.zoo.batches import Batch
 from training.zoo.members import MEMBERS, Member
 from training.zoo.train import HELD_OUT, Feed
@@ -88,6 +89,16 @@ def test_rows_lose_by_their_codes_and_hold_their_bytes() -> None:
     assert mixed["bytes"] < kivi["bytes"] < exact["bytes"]
     assert exact["bytes_mean"] < exact["bytes"]
     assert refused["failed"].startswith("ValueError")
+
+
+def test_windows_of_the_model_do_not_count() -> None:
+    """Of Gemma 3's three layers one has all tokens; windows of the others are transformers'."""
+    model = _short("gemma3", 150).build().double().eval()
+    told = Talk(model, _batch("gemma3", 150, rows=1, parts=1))
+    cache = QuantizedCache(model, duotone.scheme("dense"))
+    told.read(cache)
+    assert cache.memory().state_bytes > 0
+    assert conversation.bytes_in_16_bit(cache) == pytest.approx(2 * 256 * 150 * 2, rel=0.1)
 
 
 def test_sets_share_no_rows() -> None:
