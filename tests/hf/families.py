@@ -220,6 +220,19 @@ def random_model(family: Family) -> PreTrainedModel:
     return model_class(config).from_config(config).eval()
 
 
+def skip_broken(family: Family) -> None:
+    """Skip a test of a type that the installed transformers cannot run, whatever its cache."""
+    if (why := refusal(check_release, family.name)) is not None:
+        pytest.skip(why)
+
+
+def config_of(name: str) -> Any:
+    """The family's config; skips as `new_model`."""
+    family = {**FAMILIES, **HYBRIDS}[name]
+    skip_broken(family)
+    return family.config()
+
+
 def new_model(name: str) -> PreTrainedModel:
     """The family's model, fp32, the same weights every time.
 
@@ -227,8 +240,7 @@ def new_model(name: str) -> PreTrainedModel:
     Skips a test of one that the installed transformers cannot run at all.
     """
     family = {**FAMILIES, **HYBRIDS}[name]
-    if (why := refusal(check_release, family.name)) is not None:
-        pytest.skip(why)
+    skip_broken(family)
     torch.manual_seed(0)
     model = random_model(family)
     if name == "paligemma2":

@@ -14,7 +14,7 @@ from duotone.hf.recommended import Rule, recommend, say_once
 from duotone.hf.weights.checkpoint import model_class
 from duotone.quant.schemes import named
 
-from families import FAMILIES, HYBRIDS, inputs, tiny_model
+from families import FAMILIES, HYBRIDS, config_of, inputs, tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", {**FAMILIES, **HYBRIDS})
 def test_every_tested_family_has_the_first_rule_of_its_kind(name: str) -> None:
     family = {**FAMILIES, **HYBRIDS}[name]
-    found = recommend(family.config())
+    found = recommend(config_of(name))
     assert found.name == (CONVERSATIONS if family.is_multimodal else TEXT)
     assert found.spec == named(found.name)
     assert found.times_smaller > 1

@@ -13,7 +13,7 @@ from duotone.hf.cache.own_layers import OwnLayers
 from duotone.hf.graphs import decode_steps
 
 from exactly import rounding_as
-from families import HYBRIDS, exact_model, inputs, new_model, typed
+from families import HYBRIDS, config_of, exact_model, inputs, new_model, typed
 
 __all__ = ["double"]  # a fixture
 
@@ -23,8 +23,8 @@ EXACT = ("qwen3_5", "lfm2", "lfm2_vl", "bamba")  # float64 throughout; others ca
 
 def _has_states(name: str) -> bool:
     try:
-        return bool(model_facts(HYBRIDS[name].config()).states)
-    except pytest.skip.Exception:  # a later family than this transformers: its tests say so
+        return bool(model_facts(config_of(name)).states)
+    except pytest.skip.Exception:  # none of this transformers: its tests say so
         return True
 
 
