@@ -65,6 +65,10 @@ FILES = {
         data(PARTED, foreground=1.0),
         r"foreground must lie in \(0, 1\); got 1.0",
     ),
+    "short-spans-in-front": (
+        data(PARTED, short_foreground=[128, 1.0]),
+        r"short_foreground must be \(tokens, share\), a share in \(0, 1\), or None; got",
+    ),
     "a-rule-for-no-background": (
         data(PARTED.replace(background=None), layers=[{"background": STREAM.to_dict()}]),
         "a rule for background needs a quantized background; got None",

@@ -1,7 +1,5 @@
 """Bounds of true bits that a preset keeps at short and long spans."""
 
-import math
-
 from duotone import CacheSpec, KVSpec
 from duotone.quant.accounting import tensor_bytes
 
@@ -25,7 +23,7 @@ def span_bits(spec: CacheSpec, tokens: int, channels: int = CHANNELS) -> float:
 
 
 def _layer_bits(spec: CacheSpec, tokens: int, channels: int) -> float:
-    front = tokens if spec.background is None else math.ceil(spec.foreground * tokens)
+    front = tokens if spec.background is None else spec.foreground_of(tokens)
     parts = [(spec.visual, front), (spec.background, tokens - front)]
     held = sum(
         sum(tensor_bytes(tensor, count, channels))

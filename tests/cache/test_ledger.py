@@ -174,6 +174,15 @@ def test_the_foreground_is_a_share_rounded_up(size: int, front: int) -> None:
     assert state.background.lengths.tolist() == [size - front] * BATCH
 
 
+def test_short_spans_have_a_share_of_their_own() -> None:
+    spec = SPECS["background-runs"].replace(short_foreground=(8, 0.2))
+    model = Model(spec)
+    shown = torch.tensor([[True] * 5 + [False] + [True] * 10, [False] * 8 + [True] * 8])
+    model.step(shown, torch.ones_like(shown))
+    assert model.store.visual.key.blocks.offsets.tolist() == [[0, 1, 7], [0, 5, 5]]
+    assert [spec.foreground_of(size) for size in (0, 5, 7, 8, 10)] == [0, 1, 2, 5, 6]
+
+
 def test_every_run_has_a_foreground_of_its_own() -> None:
     model = Model(SPECS["background-runs"])
     shown = torch.tensor([[True] * 5 + [False] + [True] * 10, [False] * 9 + [True] * 7])

@@ -195,11 +195,18 @@ class Ledger:
         blocks = self._spans(packed, take.lengths, shown)
         block = blocks.block_of_token(take.tokens)
         place = torch.arange(take.tokens, device=packed.device) - blocks.offsets.gather(1, block)
-        share = self.spec.foreground
-        in_front = place < torch.ceil(share * blocks.sizes.double()).long().gather(1, block)
+        in_front = place < self._in_front(blocks.sizes).gather(1, block)
         in_front &= valid_mask(take.lengths, take.tokens)
         self.state = replace(self.state, whole=self.state.seen + packed.shape[1])
         return Spans(take, blocks), torch.zeros_like(packed).scatter(1, take.index, in_front)
+
+    def _in_front(self, sizes: Tensor) -> Tensor:
+        """Tokens of the foreground, as `CacheSpec.foreground_of`."""
+        share = torch.full_like(sizes, self.spec.foreground, dtype=torch.float64)
+        if self.spec.short_foreground is not None:
+            fewer, short = self.spec.short_foreground
+            share = share.masked_fill(sizes < fewer, short)
+        return torch.ceil(share * sizes).long()
 
     def _spans(self, tokens: Tensor, lengths: Lengths, shown: Tensor) -> BlockTable:
         return runs(tokens, lengths, shown) if self.spec.ranges == "run" else single_block(lengths)

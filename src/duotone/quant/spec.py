@@ -40,7 +40,8 @@ class CacheSpec(Record):
     text: KVSpec (a stream that leaves the window in whole groups) or "dense".
     background: KVSpec of the tokens of a visual span that stand out least, or None: `visual` is
         the policy of all. foreground: with a background, the share of a span's tokens that
-        `visual` covers: the tokens that stand out most (`cache.saliency`).
+        `visual` covers: the tokens that stand out most (`cache.saliency`). short_foreground:
+        (tokens, share) for spans of fewer tokens, or None: parameters are more of their bits.
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
         is never shorter than `recent` once that many tokens exist; it floats up to one flush more.
     flush: least number of tokens that leave the window at a time, in whole groups. With recent=0
@@ -68,6 +69,7 @@ class CacheSpec(Record):
     text: KVSpec | Literal["dense"] = of_policy("dense")
     background: KVSpec | None = of_policy(None)
     foreground: float = of_policy(0.5)
+    short_foreground: tuple[int, float] | None = of_policy(None)
     sink: int = of_policy(0)
     recent: int = of_policy(0)
     flush: int = of_policy(1)
@@ -124,12 +126,28 @@ class CacheSpec(Record):
         ok = is_number(self.foreground) and 0 < self.foreground < 1
         remedy = "It is a share of a span's tokens; background=None for none."
         require(ok, "foreground must lie in (0, 1)", self.foreground, remedy)
+        self._normalise_short_foreground()
         ok = self.background is None or isinstance(self.visual, KVSpec)
         remedy = "A background is part of visual spans: give visual a KVSpec."
         require(ok, "a background needs quantized visual spans", self.visual, remedy)
         ok = self.background is None or self.share is None
         remedy = "Layers order their tokens by their own keys: share=None."
         require(ok, "a background and shared codes exclude each other", self.share, remedy)
+
+    def _normalise_short_foreground(self) -> None:
+        if self.short_foreground is None:
+            return
+        pair = self.short_foreground
+        ok = isinstance(pair, (tuple, list)) and len(pair) == 2
+        ok = ok and is_count(pair[0]) and is_number(pair[1]) and 0 < pair[1] < 1
+        rule = "short_foreground must be (tokens, share), a share in (0, 1), or None"
+        require(ok, rule, pair, "E.g. (128, 0.3) for spans of fewer than 128 tokens.")
+        object.__setattr__(self, "short_foreground", tuple(pair))
+
+    def foreground_of(self, tokens: int) -> int:
+        """Tokens of the foreground of a span, their share rounded up."""
+        share, short = self.foreground, self.short_foreground
+        return math.ceil((short[1] if short and tokens < short[0] else share) * tokens)
 
     def _normalise_tau(self) -> None:
         if self.tau is None:

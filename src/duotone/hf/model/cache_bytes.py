@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +76,7 @@ def _visual_spans(spec: CacheSpec, tokens: int, images: int) -> dict[str, list[i
     sizes = [tokens // count + (i < tokens % count) for i in range(count)]
     if spec.background is None:
         return {"visual": sizes}
-    front = [math.ceil(spec.foreground * size) for size in sizes]
+    front = [spec.foreground_of(size) for size in sizes]
     return {"visual": front, "background": [n - f for n, f in zip(sizes, front, strict=True)]}
 
 
