@@ -26,6 +26,7 @@ class Part:
 class Parts:
     """A candidate. share: of the tokens in front. energies, gains: of K and of V.
 
+    short: `CacheSpec.short_foreground`.
     back: None for spans in one part. first: back of the first layer, if it is another one: its keys
     are those of single tokens, of which none stands out.
     """
@@ -33,6 +34,7 @@ class Parts:
     front: Part
     back: Part | None = None
     share: float = 3 / 8
+    short: tuple[int, float] | None = None
     energies: tuple[float, float] = (1.0, 1.5)
     gains: tuple[float | str, float | str] = ("fit", "fit")
     first: Part | None = None
@@ -48,6 +50,7 @@ class Parts:
             visual=self._policy(self.front),
             background=None if self.back is None else self._policy(self.back),
             foreground=self.share,
+            short_foreground=self.short,
             ranges="run",
             layers=rules,
         )
@@ -86,6 +89,15 @@ _OF_3 = Parts(_FRONT_1, _SIGNS, 0.3)
 _MILD = Part(((4, 1 / 8), (2, 1 / 2)), ((2, 1 / 2), (1, 1 / 2)))
 _MILDER = Parts(_MILD, _SIGNS, 0.45)
 _OF_2_BITS = Parts(Part(((2, 3 / 4),), _MILD.value), _SIGNS, 0.45)
+# Some channels of many bits in back, too: keys of some models have a few that count in all tokens.
+_SHARP = Part(((4, 1 / 8), (2, 1 / 8), (1, 1 / 4)), _SIGNS.value)
+_SHARPER = Parts(
+    Part(((4, 1 / 8), (2, 3 / 8), (1, 1 / 4)), _MILD.value),
+    _SHARP,
+    0.5,
+    (128, 0.26),
+    first=Part(1, _SIGNS.value),
+)
 _WIDER, _EVENLY = Parts(_FRONT_2, _ALL_2), Parts(_EVEN, _ALL_2)
 
 CANDIDATES: dict[int, dict[str, Parts]] = {
@@ -122,6 +134,25 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "milder, .26": Parts(
             same(_FRONT_1.value), Part(((2, 1 / 8), (1, 1 / 4)), _SIGNS.key), 0.26
         ),
+        "K of 2 bits, .58 and .42, first signs": replace(
+            _OF_2_BITS, share=0.58, short=(128, 0.42), first=Part(1, _SIGNS.value)
+        ),
+        "sharp, .5 and .26": _SHARPER,
+        "sharp, .26": replace(_SHARPER, share=0.26, short=None),
+        "sharp, energies 1/2": replace(_SHARPER, energies=(0.5, 1.0)),
+        "sharp, milder front, .5 and .26": replace(_SHARPER, front=_MILD, short=(128, 0.26)),
+        "sharp, front K of 2 bits, .5 and .26": replace(
+            _SHARPER, front=Part(((2, 3 / 4),), _MILD.value), short=(128, 0.26)
+        ),
+        "sharp, V of more bits in front": replace(
+            _SHARPER,
+            front=Part(_SHARPER.front.key, ((2, 3 / 4), (1, 1 / 4))),
+            share=0.44,
+            short=(128, 0.22),
+        ),
+        "back K of 2 bits, .5 and .24": replace(
+            _SHARPER, back=Part(((2, 1 / 4), (1, 1 / 2)), _SIGNS.value), short=(128, 0.24)
+        ),
         "whole without zeros": Parts(same(((2, 1 / 8), (1, 7 / 8)))),
     },
     2: {
@@ -131,6 +162,23 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "even, back wider": _EVENLY,
         "even, back wider, V gain 1": replace(_EVENLY, gains=("fit", 1.0)),
         "even, back wider, .32, first 2 bits": replace(_EVENLY, share=0.32, first=same(2)),
+        "even, back wider, .45 and .32, first 2 bits": replace(
+            _EVENLY, share=0.45, short=(128, 0.32), first=same(2)
+        ),
+        "even, sharp, .4 and .28, first 2 bits": replace(
+            _EVENLY,
+            back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), _ALL_2.value),
+            share=0.4,
+            short=(128, 0.28),
+            first=same(2),
+        ),
+        "even, sharp V, .4 and .26, first 2 bits": replace(
+            _EVENLY,
+            back=Part(_ALL_2.key, ((2, 1 / 2), (1, 1 / 2))),
+            share=0.4,
+            short=(128, 0.26),
+            first=same(2),
+        ),
         "even, back wider, energies 1.5, 2": replace(_EVENLY, energies=(1.5, 2.0)),
         "even, back K 2 bits, V 1, 1/3": Parts(_EVEN, Part(2, 1), 1 / 3),
         "even, back without zeros, 1/2": Parts(_EVEN, _ALL_1, 1 / 2),
