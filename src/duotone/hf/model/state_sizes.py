@@ -37,7 +37,7 @@ def mean_squares(
     query heads of a kv head.
     """
     squares = _before_rope(attention, norm, which, shape)
-    if squares is None or not bool(squares.isfinite().all()):
+    if squares is None or squares.is_meta or not bool(squares.isfinite().all()):
         return None
     squares = squares.view(shape.kv_heads, -1, shape.head_dim).mean(1)
     turned = int(shape.head_dim * share)
