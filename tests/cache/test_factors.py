@@ -36,7 +36,7 @@ def states(batch: int, tokens: int, seed: int = 0) -> Tensor:
 
 
 def same_codes(a: Tensor, b: Tensor) -> bool:
-    """Whether no code differs: rotations of other counts may round otherwise, a code is .1."""
+    """True where no code differs: rotations of other counts may round otherwise, a code is .1."""
     return torch.allclose(a, b, rtol=0, atol=1e-5)
 
 

@@ -117,7 +117,7 @@ def test_a_step_whose_rings_did_not_all_come_stores_nothing() -> None:
 
 
 def test_tokens_that_vectors_cannot_read_are_copied_to_adjacent_rows() -> None:
-    """Of dense numbers with other strides a plain clone would keep these."""
+    """A plain clone of dense numbers with other strides would keep these."""
     across = torch.arange(2 * 3 * 64).half().view(2, 64, 3).transpose(1, 2)
     shifted = torch.arange(2 * 3 * 64 + 1).half()[1:].view(2, 3, 64)
     for x in (across, shifted):

@@ -92,7 +92,7 @@ def test_rows_lose_by_their_codes_and_hold_their_bytes() -> None:
 
 
 def test_windows_of_the_model_do_not_count() -> None:
-    """Of Gemma 3's three layers one has all tokens; windows of the others are transformers'."""
+    """One of Gemma 3's three layers has all tokens; windows of the others are transformers'."""
     model = _short("gemma3", 150).build().double().eval()
     told = Talk(model, _batch("gemma3", 150, rows=1, parts=1))
     cache = QuantizedCache(model, duotone.scheme("dense"))
@@ -110,6 +110,6 @@ def test_sets_share_no_rows() -> None:
 
 
 def test_windows_of_kivi_are_as_published() -> None:
-    """Of 300 tokens K has 44 recent ones and V has 128; all others take 3 bits with ranges."""
+    """K has 44 recent ones of 300 tokens, V has 128; all others take 3 bits with ranges."""
     assert conversation.published_bytes(2, 300, 1) == ((44 + 128) * 16 + (256 + 172) * 3) / 8
     assert conversation.published_bytes(4, 128, 64) == 64 * (128 * 16 + 128 * 5) / 8
