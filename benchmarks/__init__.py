@@ -5,6 +5,7 @@ Run one from the repository's root: `python -m benchmarks.SUBJECT.SCRIPT --help`
 
 from .mquant.quality_tables import RENDERERS as MQUANT_QUALITY
 from .mquant.speed_tables import RENDERERS as MQUANT_SPEED
+from .mquant.stress_tables import RENDERERS as MQUANT_STRESS
 from .quality.conversation_tables import RENDERERS as CONVERSATION
 from .quality.tables import RENDERERS as QUALITY
 from .serve.tables import RENDERERS as SERVE
@@ -16,6 +17,7 @@ RENDERERS = {
     **CONVERSATION,
     **MQUANT_QUALITY,
     **MQUANT_SPEED,
+    **MQUANT_STRESS,
     **QUALITY,
     **SERVE,
     **SUPPORTS,

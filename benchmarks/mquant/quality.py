@@ -5,7 +5,7 @@ measure KL(bf16 || quantized) per token of the bf16 model's answers. Scores come
 intervals and with paired differences to bf16 (MQuant's Tables 2, 7, 8 and 9; AIFS computes the same
 numbers as static-msq, but for the order of attention's sums). One new file per recipe in --out.
 
-    python -m benchmarks.mquant.quality --out results/mquant/quality
+    python -m benchmarks.mquant.quality --out DIR           # then `benchmarks.mquant.gather`
     python -m benchmarks.mquant.quality --out /tmp/try --n 4 --calibration 2 --recipes rtn-w8a8
 
 `--stress "none,normed x32"` also gives the model outlier channels, as large ones have them, without

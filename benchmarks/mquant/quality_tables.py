@@ -6,9 +6,16 @@ from duotone.report.markdown import Result, markdown_table, source, with_interva
 
 REFERENCE, PLAIN = "bf16", "none"
 # Best first, baselines after them; others follow by name.
-ORDER = (REFERENCE, "mquant-down-per-token", "mquant-outputs-per-token")
-ORDER += ("mquant-heads-outputs-per-token", "mquant-vision8-down-per-token", "mquant")
-ORDER += ("mquant-vision8", "mquant-head8", "quarot-per-token", "static-msq-rotation", "quarot")
+ORDER = (REFERENCE, "mquant-vision8-down-per-token", "mquant-down-per-token")
+ORDER += ("mquant-outputs-per-token", "mquant-heads-outputs-per-token", "mquant")
+ORDER += (
+    "mquant-vision8",
+    "mquant-head8",
+    "mquant-always-split",
+    "quarot-per-token",
+    "static-msq-rotation",
+    "quarot",
+)
 ORDER += ("static-msq", "static-msq-aifs", "static", "dynamic", "awq-dynamic", "awq")
 ORDER += ("smoothquant-gptq-dynamic", "smoothquant-gptq", "smoothquant", "rtn-dynamic", "rtn")
 
@@ -28,11 +35,17 @@ def quality_table(results: Sequence[Result]) -> str:
 
 
 # Rows and columns of docs/mquant.md.
-SUMMARY = ("mquant-w4a8", "mquant-down-per-token-w4a8", "quarot-per-token-w4a8")
-SUMMARY += ("smoothquant-gptq-dynamic-w4a8", "awq-dynamic-w4a8", "static-msq-w4a8", "static-w4a8")
+SUMMARY = ("mquant-vision8-down-per-token-w4a8", "mquant-down-per-token-w4a8", "mquant-w4a8")
+SUMMARY += (
+    "quarot-per-token-w4a8",
+    "smoothquant-gptq-dynamic-w4a8",
+    "awq-dynamic-w4a8",
+    "static-msq-w4a8",
+    "static-w4a8",
+)
 SUMMARY += ("dynamic-w4a8", "rtn-w4a8", "mquant-w8a8", "rtn-w8a8", "w4a16-g128")
 SUMMARY_TASKS = ("captions", "documents")
-SUMMARY_STRESSES = (PLAIN, "hidden x64", "normed x32", "visual x64")
+SUMMARY_STRESSES = (PLAIN, "hidden x64", "visual x64", "values x16")
 
 
 def quality_summary(results: Sequence[Result]) -> str:

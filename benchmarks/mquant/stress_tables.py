@@ -9,7 +9,7 @@ from duotone.tasks.metrics import Score, paired_difference
 
 from .quality_tables import PLAIN, REFERENCE, megabytes, place, stress_of
 
-RECOMMENDED = "mquant-down-per-token-w4a8"
+RECOMMENDED = "mquant-vision8-down-per-token-w4a8"
 STRESS_TASKS = ("captions", "documents")
 
 
@@ -18,12 +18,17 @@ def stress_table(results: Sequence[Result]) -> str:
 
     Differences are paired by sample; results without KL by sample have no part in it.
     """
-    kept = [r for r in results if r["recipe"].endswith("w4a8") and _is_paired(r)]
+    kept = compared(results)
     return "\n\n".join(
         _task_table(task, found)
         for task in STRESS_TASKS
         if (found := [r for r in kept if task in r["tasks"]])
     )
+
+
+def compared(results: Sequence[Result]) -> list[Result]:
+    """W4A8 results with a scale per channel and KL by sample."""
+    return [r for r in results if r["recipe"].endswith("w4a8") and _is_paired(r)]
 
 
 def _is_paired(result: Result) -> bool:
@@ -33,14 +38,14 @@ def _is_paired(result: Result) -> bool:
 def _task_table(task: str, results: Sequence[Result]) -> str:
     stresses = sorted({stress_of(r) for r in results}, key=lambda s: (s != PLAIN, s))
     found = {(r["recipe"], stress_of(r)): r for r in results}
-    rows, better, compared = [], 0, 0
+    rows, better, cells = [], 0, 0
     for recipe in sorted({r["recipe"] for r in results}, key=place):
         own = [found.get((recipe, stress)) for stress in stresses]
         marks = [
             is_better(one, found.get((RECOMMENDED, stress_of(one))), task) for one in own if one
         ]
         better += sum(marks)
-        compared += len(marks) if recipe != RECOMMENDED else 0
+        cells += len(marks) if recipe != RECOMMENDED else 0
         size = next(megabytes(one, 0) for one in own if one)
         rows.append([recipe, size, *(_cell(one, found, task) for one in own)])
     samples = results[0]["tasks"][task]["samples"]
@@ -48,7 +53,7 @@ def _task_table(task: str, results: Sequence[Result]) -> str:
     note = (
         f"KL (nats) to bf16 ± half the 95 % bootstrap interval; {samples} held-out and "
         f"{calibration} calibration samples; bold: below {RECOMMENDED} beyond the interval of "
-        f"paired differences, {better} of {compared} cells; {source(*results)}"
+        f"paired differences, {better} of {cells} cells; {source(*results)}"
     )
     head = ["recipe", "MB", *stresses]
     return f"**{task.capitalize()}**\n\n{markdown_table(head, rows)}\n\n*{note}.*"

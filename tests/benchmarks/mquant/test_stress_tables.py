@@ -1,5 +1,6 @@
 """Verdicts over rows: paired by sample, bold only beyond the interval."""
 
+from benchmarks.mquant.beaten import beaten_by, lines
 from benchmarks.mquant.quality_tables import quality_table, stress_of
 from benchmarks.mquant.stress_tables import RECOMMENDED, is_better, stress_table
 
@@ -35,6 +36,25 @@ def test_only_differences_of_all_samples_count():
     text = stress_table([ours, lower, mixed])
     assert "| quarot-w4a8 | 2.0 | **0.30875 ± 0.00000** |" in text
     assert "1 of 2 cells" in text
+
+
+def test_a_recipe_is_beaten_in_the_cells_where_another_is_better_beyond_the_interval():
+    lower = [x - 0.01 for x in OURS]
+    rows = [
+        result(RECOMMENDED, OURS),
+        result("awq-w4a8", lower),
+        result(RECOMMENDED, lower, "normed x32"),
+        result("awq-w4a8", OURS, "normed x32"),
+        result("rtn-w4a8", OURS, "normed x32"),
+        result("rtn-w8a8", [x - 0.1 for x in OURS]),
+    ]
+    found = beaten_by(rows)
+    assert found == {
+        RECOMMENDED: {("documents", "none"): ["awq-w4a8"]},
+        "awq-w4a8": {("documents", "normed x32"): [RECOMMENDED]},
+        "rtn-w4a8": {("documents", "normed x32"): [RECOMMENDED]},
+    }
+    assert "awq-w4a8: beaten in 1 cells (documents, normed x32: " in "\n".join(lines(found))
 
 
 def test_stresses_are_columns_and_widths_other_than_w4a8_have_no_row():

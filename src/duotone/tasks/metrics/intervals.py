@@ -9,6 +9,7 @@ the whole corpus, which are held fixed.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -33,9 +34,15 @@ class Interval:
 
 def _resampled_values(score: Score, resamples: int, seed: int) -> np.ndarray:
     """Values [resamples] of the metric on samples drawn with replacement."""
-    n = score.samples
+    return score.combine(_draws(score.samples, resamples, seed) @ score.statistics)
+
+
+# Tables compare hundreds of scores of equal samples.
+@lru_cache(maxsize=8)
+def _draws(n: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each of n samples is drawn [resamples, n]."""
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), size=resamples)
-    return score.combine(draws @ score.statistics)
+    return draws.astype(np.float64)
 
 
 def _percentiles(values: np.ndarray) -> tuple[float, float]:
