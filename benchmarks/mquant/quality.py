@@ -53,6 +53,7 @@ BASELINES = (
     "smoothquant-gptq-dynamic",
     "awq-dynamic",
     "quarot-per-token",
+    "quarot-vision8-per-token",
 )
 # MQuant by parts and linears.
 MIXED = (
@@ -61,6 +62,7 @@ MIXED = (
     "mquant-heads-outputs-per-token",
     "mquant-vision8",
     "mquant-vision8-down-per-token",
+    "mquant-vision8-heads-outputs-per-token",
     "mquant-head8",
 )
 ABLATIONS = (

@@ -203,7 +203,9 @@ def _family(bits: int) -> dict[str, Recipe]:
 
 
 W4A16 = Recipe(bits=4, group=128, clip=True, activation="none")
-_MQUANT = _family(4)["mquant"]
+_FOUR_BITS = _family(4)
+_MQUANT = _FOUR_BITS["mquant"]
+_HEADS = _FOUR_BITS["mquant-heads-outputs-per-token"]
 
 RECIPES: dict[str, Recipe] = {
     f"{name}-w{bits}a8": recipe for bits in (4, 8) for name, recipe in _family(bits).items()
@@ -211,6 +213,10 @@ RECIPES: dict[str, Recipe] = {
     "mquant-vision8-w4a8": _MQUANT.replace(rules=(VISION_W8,)),
     "mquant-head8-w4a8": _MQUANT.replace(rules=(HEAD_W8A8,), parts=WITH_HEAD),
     "mquant-vision8-down-per-token-w4a8": _MQUANT.replace(rules=(VISION_W8, DOWN_PER_TOKEN)),
+    "mquant-vision8-heads-outputs-per-token-w4a8": _HEADS.replace(
+        rules=(VISION_W8, OUTPUTS_PER_TOKEN)
+    ),
+    "quarot-vision8-per-token-w4a8": _FOUR_BITS["quarot-per-token"].replace(rules=(VISION_W8,)),
     "mquant-w4a8-g128": _MQUANT.replace(group=128),
     "w4a16-g128": W4A16,
     "awq-w4a16-g128": W4A16.replace(method="awq"),
