@@ -1,6 +1,6 @@
 """Speed of the whole Qwen2-VL-7B with random weights, transformers' modules: MQuant's Table 3.
 
-    python -m benchmarks.mquant.model --out DIR                     model.json, under two minutes
+    python -m benchmarks.mquant.model --out DIR                     model.json, a few minutes
     python -m benchmarks.mquant.model --out DIR --layers 2 --tokens 2048
     python -m benchmarks.mquant.model --out DIR --tiny              a CPU will do: does it run?
 
