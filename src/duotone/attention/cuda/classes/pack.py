@@ -12,6 +12,7 @@ bytes equal those that torch writes by the same levels.
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -257,17 +258,20 @@ class Slots:
 
 
 class _Latest:
-    """The slots of the last table; layers use one table in turn."""
+    """Slots of the last tables, which layers use in turn: each part of spans has its own."""
+
+    MOST = 4  # both parts, and those of layers with a rule of their own
 
     def __init__(self) -> None:
-        self._slots: Slots | None = None
+        self._slots: deque[Slots] = deque(maxlen=self.MOST)
 
     def of(self, spans: BlockTable, tokens: int) -> Slots:
         """Slots of records of so many tokens."""
-        held = self._slots
-        if held is None or held.spans is not spans or held.tokens != tokens:
-            held = self._slots = Slots(spans, tokens)
-        return held
+        for held in self._slots:
+            if held.spans is spans and held.tokens == tokens:
+                return held
+        self._slots.append(Slots(spans, tokens))
+        return self._slots[-1]
 
 
 _SLOTS = _Latest()
