@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, Cache, DynamicCache
 
 import duotone
+from benchmarks.quality.calibrations import BY_TOKEN, CALIBRATION, calibrations
 from benchmarks.quality.candidates import CANDIDATES
 from benchmarks.quality.commvq import CommVQ
 from benchmarks.quality.rows import GAINS
@@ -40,8 +41,6 @@ from training.zoo.vocabulary import ID, IMAGE
 
 SCHEMES = ("duotone", "duotone-parts", "duotone-parts8", "calibquant-paper", "calibquant")
 WIDTHS = (1, 2, 4)
-BY_TOKEN = ("input_ids", "token_type_ids", "mm_token_type_ids")
-CALIBRATION = 2 * HELD_OUT  # seed of batches that are neither trained on nor held out
 TYPICAL = 1.96  # standard errors of an interval
 
 
@@ -199,16 +198,18 @@ class Sums:
 
 def measure(
     talks: Iterable[Conversation],
-    rows: Mapping[str, CacheSpec | CommVQ],
+    rows: Mapping[str, CacheSpec | CommVQ | str],
     seconds: float = math.inf,
     impl: str = "auto",
 ) -> list[dict[str, Any]]:
     """A row per spec, after one of 16 bit; kl_sums: over the answer's tokens, by sequence.
 
     seconds: no batch begins that would end later, but the first. All rows see the same batches.
-    impl: of `QuantizedCache`. A row that fails has no numbers, and does not end the others.
+    impl: of `QuantizedCache`. A row that fails has no numbers, and does not end the others; so has
+    one that is a text, the reason.
     """
-    found, right, tokens = {name: Sums() for name in rows}, [], []
+    found = {name: Sums(failed=row if isinstance(row, str) else "") for name, row in rows.items()}
+    right, tokens = [], []
     begun = time.monotonic()
     for done, talk in enumerate(talks):
         spent = time.monotonic() - begun
@@ -266,6 +267,9 @@ def main() -> None:
     )
     parser.add_argument("--impl", default="auto", help="reference: no kernel has to be compiled")
     parser.add_argument("--commvq", type=int, default=0, help="steps that train V's; 0: no rows")
+    parser.add_argument(
+        "--calibrate", type=int, default=0, help="sequences of `duotone calibrate`; 0: no rows"
+    )
     parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -287,6 +291,9 @@ def main() -> None:
         if args.commvq:
             seen += [_on(others.next(shape), args.device, dtype) for _ in range(3)]
             every |= vector_quantized(model, seen, args.commvq)
+        if args.calibrate:
+            own = Feed("cpu", CALIBRATION, 1).next(replace(shape, rows=args.calibrate))
+            every |= calibrations(model, _on(own, args.device, dtype), Path(folder))
         talks = (Conversation(model, batch) for batch in batches)
         rows = measure(talks, every, args.seconds, args.impl)
     header = {"schema": "duotone.zoo/1", **stamp(torch.device(args.device)), "model": args.model}

@@ -11,7 +11,8 @@
 # Then `cat zoo.tar.* | tar x` makes zoo/MODEL/. MODELS names fewer; with --resume in `more
 # arguments` training goes on from the weights that lie on the machine. `measure` also takes weights
 # that were carried, in .carry/zoo/MODEL/; files of `measure` go through benchmarks/quality/choose.py.
-# SEED: of other rows than candidates were screened on. COMMVQ: training steps of its rows, which are left out without.
+# SEED: of other rows than candidates were screened on. COMMVQ: training steps of its rows; CALIBRATE: sequences of
+# `duotone calibrate`; without, these rows are left out.
 set -uo pipefail
 home=${ZOO:-/tmp/zoo} out=${OUT:?a folder that comes back}
 export PYTHONPATH=src:. OMP_NUM_THREADS=2 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
@@ -24,6 +25,7 @@ if [ "$1" = measure ]; then
     for stress in none "keys x8" "values x16"; do
       CUDA_VISIBLE_DEVICES=$((i++ % gpus)) OMP_NUM_THREADS=1 python3 -m benchmarks.quality.zoo "$model" --zoo "$home/zoo" \
         --stress "$stress" --device cuda --impl reference --candidates ${SEED:+--seed "$SEED"} ${COMMVQ:+--commvq "$COMMVQ"} \
+        ${CALIBRATE:+--calibrate "$CALIBRATE"} \
         --batches "$2" --seconds "$3" --out "$home/results" \
         >"$home/$model-$stress.log" 2>&1 || tail -n 3 "$home/$model-$stress.log" &
     done
