@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from no_questions import NoQuestions
 
 from duotone.cache.ragged import Move
 
@@ -13,6 +14,16 @@ def test_consecutive_tokens_are_picked_without_a_copy() -> None:
     assert move.start == 2
     assert torch.equal(move.pick(x), move.apply(x))
     assert move.pick(x).data_ptr() == x[:, :, 2:].data_ptr()
+
+
+def test_a_range_of_tokens_is_known_to_be_one() -> None:
+    x = torch.randn(2, 3, 9, 4)
+    move = Move.consecutive(2, 5, torch.tensor([5, 3]))
+    with NoQuestions():
+        picked = move.pick(x)
+    assert torch.equal(picked, move.apply(x))
+    assert torch.equal(picked, x[:, :, 2:7])
+    assert picked.data_ptr() == x[:, :, 2:].data_ptr()
 
 
 @pytest.mark.parametrize("index", [[[0, 1, 3], [0, 1, 3]], [[0, 1, 2], [1, 2, 3]], [[2, 1, 0]] * 2])

@@ -69,12 +69,13 @@ class LayerStore:
     def _apply(self, plan: AppendPlan, key: States, value: States) -> None:
         if plan.flush_first is not None:
             self.flush(plan.flush_first)
+        shown = key, value
         if plan.spans is not None:
-            key, value = foreground_first(key, value, plan.spans, self.spec.visual.key.transform)
+            shown = foreground_first(*shown, plan.spans, self.spec.visual.key.transform)
         for name in ("visual", "background"):
             piece = getattr(plan, name)
             if piece is not None:
-                self._pack(name, key, value, getattr(self.spec, name), piece)
+                self._pack(name, *shown, getattr(self.spec, name), piece)
                 self.lay_out(name)
         staying = key[:, :, :0] if plan.dense is None else plan.dense.apply(key)
         if plan.begun is not None:

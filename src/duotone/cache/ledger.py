@@ -34,6 +34,7 @@ SPARE_TOKENS = 16
 class Piece:
     """Tokens to pack: their source, their spans, and the move that joins them to the store.
 
+    take: out of the step's tokens, or the stored ones; parts of spans out of `foreground_first`.
     decoding: True where they leave the window at a decode step.
     """
 
@@ -58,8 +59,8 @@ class AppendPlan:
     flush_first: groups that leave the window before a decode step's token enters it. They were in
         16 bit before the step, so all layers may flush them before the first one runs.
     visual: tokens of this step that are packed as visual spans. background: visual tokens that are
-        packed as background. spans: tokens of both, which a layer orders first; None without a
-        background.
+        packed as background. spans: tokens of both, which a layer takes and orders first; None
+        without a background.
     dense: tokens of this step that stay in 16 bit, or None. They are written in place at `write_at`
         or, where the store must grow, joined by `dense_join`.
     flush_last: groups that leave the window after a prompt, or a later turn's, entered it.
@@ -123,9 +124,7 @@ class Ledger:
         spans = piece = background = None
         # Waiting for the device costs time at every decode step: one wait is enough.
         if any_packed:
-            spans, front = self._foreground(packed, shown)
-            piece = self._pack("visual", front, shown)
-            background = self._pack("background", packed & ~front, shown)
+            spans, piece, background = self._pack_visual(packed, shown)
         dense = write_at = join = None
         staying = real & ~packed
         if staying.any():
@@ -187,10 +186,12 @@ class Ledger:
         evicted = Evicted(old.tokens + gone.sum(-1), old.visual + packed.sum(-1), end)
         self.state = replace(self.state, evicted=evicted)
 
-    def _foreground(self, packed: Tensor, shown: Tensor) -> tuple[Spans | None, Tensor]:
-        """(the packed tokens in their spans, True at the positions of the foreground)."""
+    def _pack_visual(
+        self, packed: Tensor, shown: Tensor
+    ) -> tuple[Spans | None, Piece, Piece | None]:
+        """(spans, their pieces): one of all tokens, or foreground and background of spans."""
         if self.spec.background is None:
-            return None, packed
+            return None, self._pack("visual", packed, shown), None
         take = select(packed)
         blocks = self._spans(packed, take.lengths, shown)
         block = blocks.block_of_token(take.tokens)
@@ -198,7 +199,12 @@ class Ledger:
         in_front = place < self._in_front(blocks.sizes).gather(1, block)
         in_front &= valid_mask(take.lengths, take.tokens)
         self.state = replace(self.state, whole=self.state.seen + packed.shape[1])
-        return Spans(take, blocks), torch.zeros_like(packed).scatter(1, take.index, in_front)
+        front = torch.zeros_like(packed).scatter(1, take.index, in_front)
+        piece = self._pack("visual", front, shown)
+        background = self._pack("background", packed & ~front, shown)
+        parts = [part.take for part in (piece, background) if part is not None]
+        spans = Spans.of(packed, take, blocks, parts)
+        return spans, _part_from(0, piece), _part_from(parts[0].tokens, background)
 
     def _in_front(self, sizes: Tensor) -> Tensor:
         """Tokens of the foreground, as `CacheSpec.foreground_of`."""
@@ -272,6 +278,13 @@ class Ledger:
         streamed = keep.apply_flat(s.streamed)
         self.state = replace(s, stream=stream, dense=dense, streamed=streamed)
         return Flush(Piece(take, single_block(take.lengths), join, decoding), keep)
+
+
+def _part_from(start: int, piece: Piece | None) -> Piece | None:
+    """Piece of a part of spans, whose first token is number `start` of `foreground_first`."""
+    if piece is None:
+        return None
+    return replace(piece, take=Move.consecutive(start, piece.take.tokens, piece.take.lengths))
 
 
 def _joined(roll: Roll, positions: Tensor, join: Move) -> Roll:

@@ -45,6 +45,14 @@ class Move:
     index: Int[Tensor, "batch tokens"]
     lengths: Lengths
 
+    @classmethod
+    def consecutive(cls, start: int, tokens: int, lengths: Lengths) -> Move:
+        """Take consecutive tokens, without waiting for the device."""
+        count = torch.arange(start, start + tokens, device=lengths.device)
+        move = cls(count.expand(len(lengths), -1).contiguous(), lengths)
+        vars(move)["start"] = start
+        return move
+
     @property
     def tokens(self) -> int:
         """Width of the result."""
