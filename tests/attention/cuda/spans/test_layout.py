@@ -9,7 +9,6 @@ from duotone.attention.cuda.spans.layout import (
     to_records,
     value_order,
 )
-from duotone.attention.cuda.spans.pack import _Places
 from duotone.cache import BlockTable
 
 FORMATS = [
@@ -75,20 +74,3 @@ def test_picking_sequences_picks_their_records():
     picked = to_records(codes, codes, blocks, form).rows(torch.tensor([1]))
     key, _ = from_records(picked, blocks.rows(torch.tensor([1])))
     assert torch.equal(key[0], codes[1])
-
-
-def test_threads_with_other_tables_get_their_own_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    places, form = _Places(), RecordFormat(64, 1, 1)
-    ours, others = (BlockTable(torch.tensor([[0, n]])) for n in (200, 9000))
-    expected = places.of(ours, form)
-    plain = RecordFormat.__eq__
-
-    def interrupted(one: RecordFormat, other: RecordFormat) -> bool:
-        """The other thread's call, while this one compares."""
-        monkeypatch.setattr(RecordFormat, "__eq__", plain)
-        places.of(others, form)
-        return plain(one, other)
-
-    monkeypatch.setattr(RecordFormat, "__eq__", interrupted)
-    assert places.of(ours, form) is expected
-    assert places.of(others, form) is not expected

@@ -43,6 +43,7 @@ from duotone.attention.cuda.classes.params import (
     span_parameters,
     tile_parameters,
 )
+from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.spans.layout import MIN_BLOCK_TOKENS, TILE, record_slots, slot_of_token
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
@@ -121,7 +122,7 @@ def class_layout(key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
     if reason_against(format_of, key.spec, value.spec, (key.head_dim, value.head_dim)):
         return None
     spans = value.blocks
-    short = int(spans.lengths.max()) < MIN_BLOCK_TOKENS * spans.blocks
+    short = spans.tokens < MIN_BLOCK_TOKENS * spans.blocks
     together = key.blocks.same_as(spans) or (key.spec.group and _is_within(key.blocks, spans))
     if short or not together:
         return None
@@ -188,6 +189,7 @@ def _key_parameters(
     return from_tile_parameters(in_tiles, slot.gather(1, first) // TILE, key.spec, records.format)
 
 
+@once_per_table
 def _is_within(groups: BlockTable, spans: BlockTable) -> bool:
     """No tile of a span, 64 tokens from its start on, reaches over two groups."""
     token, _ = record_slots(spans, TILE)

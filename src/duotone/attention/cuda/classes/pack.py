@@ -12,7 +12,6 @@ bytes equal those that torch writes by the same levels.
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +35,7 @@ from duotone.attention.cuda.packing.inputs import (
     tile_bytes,
 )
 from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.spans.layout import LANES, MIN_BLOCK_TOKENS, TILE, record_slots
 from duotone.attention.refused import check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
@@ -148,7 +148,7 @@ def prepared(key: States, value: States, spec: KVSpec, piece: Piece) -> Prepared
         sorted_levels(taken[1], spec.value, piece.spans, form.value.channels),
     )
     wide = max((x.dtype for x in taken), key=lambda dtype: dtype.itemsize)
-    slots = _SLOTS.of(piece.spans, form.tokens)
+    slots = _slots(piece.spans, form.tokens)
     params = tuple(stored_levels(*x) for x in zip(levels, (spec.key, spec.value), strict=True))
     per_head = slots.token.shape[1] // form.tokens
     records = _records(form, slots.first, per_head, levels, params)
@@ -243,7 +243,6 @@ class Slots:
     """
 
     def __init__(self, spans: BlockTable, tokens: int) -> None:
-        self.spans, self.tokens = spans, tokens
         self.token, self.first = record_slots(spans, tokens)
         self.place = self.token.int()
         self._blocks: dict[int, tuple[BlockTable, Tensor]] = {}
@@ -257,21 +256,4 @@ class Slots:
         return self._blocks[id(blocks)][1]
 
 
-class _Latest:
-    """Slots of the last tables, which layers use in turn: each part of spans has its own."""
-
-    MOST = 4  # both parts, and those of layers with a rule of their own
-
-    def __init__(self) -> None:
-        self._slots: deque[Slots] = deque(maxlen=self.MOST)
-
-    def of(self, spans: BlockTable, tokens: int) -> Slots:
-        """Slots of records of so many tokens."""
-        for held in self._slots:
-            if held.spans is spans and held.tokens == tokens:
-                return held
-        self._slots.append(Slots(spans, tokens))
-        return self._slots[-1]
-
-
-_SLOTS = _Latest()
+_slots = once_per_table(Slots)

@@ -50,8 +50,8 @@ def launch_gains(
     given.gain_parts = _parts(longest, rows, USING * sms)
     given.spread_parts = _parts(longest, rows * pairs, SPREADING * sms)
     together = min(rows, max(1, SPREAD_BYTES // (4 * side * side * given.spread_parts)))
-    spread = torch.empty(together * given.spread_parts * side * side, device=device)
-    products = torch.empty(rows * given.gain_parts * 2, device=device)
+    sizes = (together * given.spread_parts * side * side, rows * given.gain_parts * 2)
+    spread, products = torch.empty(sum(sizes), device=device).split(sizes)
     given.spread, given.products = spread.data_ptr(), products.data_ptr()
     for first in range(0, rows, together):
         given.first_row, count = first, min(together, rows - first)

@@ -152,14 +152,15 @@ def _search(x: States, spec: TensorSpec, classes: Classes, found: SortedLevels) 
 
 
 def _workspace(x: States, spec: TensorSpec, rows: int, splits: int) -> dict[str, Tensor]:
-    """Buffers between the launches, all small next to x."""
-    channels = x.shape[3]
-    sizes = {"moments": (rows, splits, 2, channels), "power": (rows, splits, channels)}
-    if spec.energy:
-        sizes["weight"] = tuple(x.shape[:3])
+    """Parts of one buffer, small next to x, for what launches leave to others."""
+    channels = rows * x.shape[3]
+    sizes = {"moments": 2 * splits * channels, "power": splits * channels}
     if spec.gain == "fit":
-        sizes["fine"] = (rows, 3, channels)
-    return {name: x.new_empty(size, dtype=torch.float32) for name, size in sizes.items()}
+        sizes["fine"] = 3 * channels
+    if spec.energy:
+        sizes["weight"] = x.shape[:3].numel()
+    room = x.new_empty(sum(sizes.values()), dtype=torch.float32)
+    return dict(zip(sizes, room.split(list(sizes.values())), strict=True))
 
 
 def _launches(

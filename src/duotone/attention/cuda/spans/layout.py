@@ -38,6 +38,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.shared.tiles import Tiled
 from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
@@ -132,7 +133,7 @@ def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
     """The records of K and V whose scales belong to whole spans; None for other formats."""
     given = (key.spec, value.spec, (key.head_dim, value.head_dim))
     one_table = key.blocks.same_as(value.blocks)
-    short = int(key.blocks.lengths.max()) < MIN_BLOCK_TOKENS * key.blocks.blocks
+    short = key.blocks.tokens < MIN_BLOCK_TOKENS * key.blocks.blocks
     if reason_against(format_of, *given) or not one_table or short:
         return None
     return to_records(key.unpacked(), value.unpacked(), key.blocks, format_of(*given))
@@ -194,6 +195,7 @@ def from_records(records: Records, blocks: BlockTable) -> tuple[Codes, Codes]:
     return unpacked[0], unpacked[1]
 
 
+@once_per_table
 def record_slots(blocks: BlockTable, tokens: int) -> tuple[Tensor, Tensor]:
     """(token of every slot of the records [batch, slots], -1 where filled up; first records).
 

@@ -25,6 +25,7 @@ from duotone.attention.cuda.packing.inputs import (
 from duotone.attention.cuda.shared.counters import counters
 from duotone.attention.cuda.shared.geometry import max_cluster, multiprocessors, shared_bytes
 from duotone.attention.cuda.shared.runtime import Kernel, Launch, kernel
+from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.spans.held import SOURCE as ONCE_SOURCE
 from duotone.attention.cuda.spans.held import Held, held, sharers
 from duotone.attention.cuda.spans.layout import (
@@ -108,7 +109,7 @@ def span_pack(
     if reason := reason_against(check, spec, key, value):
         raise ValueError(f"{reason}. Use PackedPair.pack.")
     blocks = piece.spans.split(spec.key.group)
-    first, per_head = _PLACES.of(blocks, form)
+    first, per_head = places(blocks, form.tokens)
     batch, heads, _, channels = key.shape
     shape = (4, batch, heads, blocks.blocks, channels)
     params = torch.empty(shape, dtype=torch.float16, device=key.device)
@@ -265,21 +266,12 @@ def _total(pair: PackedPair) -> Float[Tensor, ""]:
     return torch.stack(params).sum(dtype=torch.float32)
 
 
-class _Places:
-    """Starts of the records of a table of blocks; layers use one table in turn."""
+@once_per_table
+def places(blocks: BlockTable, tokens: int) -> tuple[Tensor, int]:
+    """(first record of each block [batch, blocks] int32, records of the longest sequence).
 
-    def __init__(self) -> None:
-        self._last: tuple[BlockTable, RecordFormat, tuple[Tensor, int]] | None = None
-
-    def of(self, blocks: BlockTable, form: RecordFormat) -> tuple[Tensor, int]:
-        """(first record of each block [batch, blocks] int32, records of the longest sequence)."""
-        last = self._last  # another thread may put its own there at any time
-        if last is None or last[0] is not blocks or last[1] != form:
-            counts = -(-blocks.sizes // form.tokens)
-            first = (counts.cumsum(-1) - counts).int()
-            per_head = int(counts.sum(-1).max()) if counts.numel() else 0
-            last = self._last = blocks, form, (first, per_head)
-        return last[2]
-
-
-_PLACES = _Places()
+    tokens: per record.
+    """
+    counts = -(-blocks.sizes // tokens)
+    first = (counts.cumsum(-1) - counts).int()
+    return first, int(counts.sum(-1).max()) if counts.numel() else 0
