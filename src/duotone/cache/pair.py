@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from duotone.cache.blocks import BlockTable
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import PackedTensor
 from duotone.cache.packing import pack_tensor
@@ -48,8 +49,8 @@ class LaidOut(Protocol):
         """Parts of both that the kernel does not keep."""
         ...
 
-    def append(self, other: LaidOut, lengths: Lengths, more: Lengths) -> LaidOut | None:
-        """Append `more` tokens of `other` after the first `lengths`, by copying.
+    def append(self, other: LaidOut, held: BlockTable, more: BlockTable) -> LaidOut | None:
+        """Append the tokens of `other`, in blocks `more`, after ours in blocks `held`, by copying.
 
         None where copying is not enough; the caller then goes by way of the canonical order.
         """
@@ -209,8 +210,7 @@ class PackedPair:
         """Join the tokens of `other` after ours, in a kernel's order if both have it."""
         records = None
         if self.records is not None and other.records is not None:
-            lengths = (self.key.blocks.lengths, other.key.blocks.lengths)
-            records = self.records.append(other.records, *lengths)
+            records = self.records.append(other.records, self.key.blocks, other.key.blocks)
         own, new = (self, other) if records else (self.canonical(), other.canonical())
         key, value = own.key.append(new.key, join), own.value.append(new.value, join)
         return PackedPair(key, value, records)

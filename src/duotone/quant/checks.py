@@ -51,7 +51,9 @@ class Checks:
             return
         totals, errors = self._totals, self._errors
         self._totals, self._errors = [], []
-        finite = torch.stack(totals).isfinite().tolist()
+        # Layers of one model may be on several devices.
+        together = torch.stack([total.to(totals[0].device) for total in totals])
+        finite = together.isfinite().tolist()
         if not all(finite):
             raise ValueError(errors[finite.index(False)])
 
@@ -82,7 +84,7 @@ def is_finite(total: Float[Tensor, ""], error: str) -> bool:
     return True
 
 
-NOT_FINITE = (
-    "only finite values whose levels fit fp16 can be quantized; got others in K or V of a picture. "
-    "Check the model's output before the cache."
-)
+_RULE = "only finite values whose levels fit fp16 can be quantized; got others in K or V"
+_REMEDY = "Check the model's output before the cache."
+NOT_FINITE = f"{_RULE} of a picture. {_REMEDY}"
+STREAM_NOT_FINITE = f"{_RULE} of the text stream. {_REMEDY}"

@@ -40,12 +40,18 @@ class Prompt:
 
     def __init__(self, spec: CacheSpec, name: str) -> None:
         visual, real = masks(name)
-        self.plan, self.checks = Ledger(spec, len(visual), device()).plan(visual, real), Checks()
-        shape, size = Shape(HEAD_DIM, 2 * HEADS, HEADS, torch.bfloat16), (TOKENS, HEADS, HEAD_DIM)
+        self.ledger, self.checks = Ledger(spec, len(visual), device()), Checks()
+        shape = Shape(HEAD_DIM, 2 * HEADS, HEADS, torch.bfloat16)
         each = [spec.at_layer(index) for index in range(LAYERS)]
         self.stores = [LayerStore(own, resolve(own, shape).layouts) for own in each]
+        self.begin(visual, real)
+
+    def begin(self, visual: torch.Tensor, real: torch.Tensor) -> None:
+        """Begin a step of these tokens, [batch, tokens]."""
+        self.plan = self.ledger.plan(visual, real)
         # Heads after tokens in memory, as models make them.
-        states = torch.randn(2, len(visual), *size, device=device(), dtype=torch.bfloat16)
+        size = (*real.shape, HEADS, HEAD_DIM)
+        states = torch.randn(2, *size, device=device(), dtype=torch.bfloat16)
         self.key, self.value = states.transpose(2, 3)
 
     def apply(self, layers: range) -> None:

@@ -19,7 +19,7 @@ from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.cache.pair import PackedPair
 from duotone.hf.cache.states import LazyStates
 from duotone.hf.model import support
-from duotone.quant.checks import NOT_FINITE, is_finite
+from duotone.quant.checks import NOT_FINITE, STREAM_NOT_FINITE, is_finite
 
 from families import IMAGE, inputs, new_model, tiny_model
 
@@ -193,3 +193,29 @@ def test_numbers_that_a_kernel_found_bad_show_at_the_end_of_the_step(
             model(**given, past_key_values=cache)
         with pytest.raises(RuntimeError, match="reached 0 of"):
             model(input_ids=given["input_ids"][:, -1:], past_key_values=cache)
+
+
+def test_groups_that_leave_at_a_decode_step_put_their_checks_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They leave before the first layer runs; its end tells, and the cache is then of no use."""
+    model, pack, found = new_model("llama"), PackedPair.pack, []
+
+    def found_bad(*args: Any) -> PackedPair:
+        assert is_finite(torch.tensor(float("nan")), STREAM_NOT_FINITE)
+        found.append(args)
+        return pack(*args)
+
+    monkeypatch.setattr(PackedPair, "pack", found_bad)
+    cache = QuantizedCache(model, CacheSpec(visual="text", text=TEXT_SPEC, recent=4))
+    with torch.no_grad():
+        model(torch.tensor([range(5, 11)]), past_key_values=cache)
+        one = torch.tensor([[7]])
+        model(one, past_key_values=cache)
+        assert not found
+        model(one, past_key_values=cache)
+        with pytest.raises(ValueError, match="of the text stream"):
+            model(one, past_key_values=cache)
+        assert len(found) == len(cache.timeline.stores)
+        with pytest.raises(RuntimeError, match="reached 0 of"):
+            model(one, past_key_values=cache)

@@ -136,10 +136,11 @@ class Timeline:
         made = {id(ledger): ledger.plan(visual, real) for ledger in self._distinct()}
         self.plans = [made[id(ledger)] for ledger in self.ledgers]
         self.step = Step(visual, real, start, self.plans[0].is_decode_step)
-        for store, plan in zip(self.stores, self.plans, strict=True):
-            # All at once: a layer may read codes that a later one keeps, or has a part in.
-            if plan.flush_first is not None:
-                store.flush(plan.flush_first)
+        with put_off(self.checks):
+            for store, plan in zip(self.stores, self.plans, strict=True):
+                # All at once: a layer may read codes that a later one keeps, or has a part in.
+                if plan.flush_first is not None:
+                    store.flush(plan.flush_first)
 
     def restore(self, ledgers: list[Ledger]) -> None:
         """Go on with these ledgers: one per layer, or one for all."""

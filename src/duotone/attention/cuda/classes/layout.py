@@ -112,7 +112,7 @@ class ClassRecords:
         """No tensor at all."""
         return key.without_parts(), value.without_parts()
 
-    def append(self, other: ClassRecords, lengths: Tensor, more: Tensor) -> None:
+    def append(self, other: ClassRecords, held: BlockTable, more: BlockTable) -> None:
         """Spans would start new records: not by copying."""
         return
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.dense.window_append import appends, window_move
@@ -15,7 +15,14 @@ from duotone.attention.cuda.groups.canonical import taken_apart
 from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat, format_of
 from duotone.attention.cuda.groups.layout import apart_codes, scales_fit, to_group_records
 from duotone.attention.cuda.groups.pack import group_pack, packs
-from duotone.attention.cuda.groups.tiles import Tiles, filled, joined, put, widened
+from duotone.attention.cuda.groups.tiles import (
+    Tiles,
+    filled,
+    holds_whole_tiles,
+    joined,
+    put,
+    widened,
+)
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
@@ -26,7 +33,7 @@ from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Lengths, Move
 from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
-from duotone.quant.checks import unchecked
+from duotone.quant.checks import STREAM_NOT_FINITE, is_finite, unchecked
 
 Both = tuple[PackedTensor, PackedTensor]
 
@@ -111,14 +118,15 @@ class GroupRecords:
             taken_apart(value, form.value, form.channels, v_codes, params[1], value=True),
         )
 
-    def append(self, other: GroupRecords, lengths: Lengths, more: Lengths) -> GroupRecords | None:
+    def append(
+        self, other: GroupRecords, held: BlockTable, more: BlockTable
+    ) -> GroupRecords | None:
         """More tiles after whole ones: copies. None after a tile that is not full."""
-        if self.format != other.format or bool((lengths % TILE).any()):
+        if self.format != other.format or not holds_whole_tiles(held):
             return None
-        counts = (lengths // TILE, -(-more // TILE))
         pairs = zip(self._all_tiles, other._all_tiles, strict=True)
         return self._of_tiles(
-            *(old if old is None else joined(old, new, *counts) for old, new in pairs)
+            *(old if old is None else joined(old, new, held, more) for old, new in pairs)
         )
 
     def widened(self, tokens: int) -> GroupRecords:
@@ -231,7 +239,7 @@ class GroupLayout:
             overflow=overflow,
             decoding=piece.decoding,
         )
-        if int(overflow):
+        if not _fits(overflow, form):
             return None
         tensors = (_bare(x, s, piece.spans) for x, s in ((key, spec.key), (value, spec.value)))
         return PackedPair(*tensors, records)
@@ -264,6 +272,18 @@ class GroupLayout:
         records = -(-tiles // form.tiles)
         data = bytes_like.new_zeros(*shape, records, form.own_nbytes)
         return GroupRecords(form, data, **codes)
+
+
+def _fits(overflow: Int[Tensor, 1], form: GroupFormat) -> bool:
+    """True where all scales fit, and where a step checks that at its end.
+
+    Along rows only numbers beyond fp16 do not fit, which PyTorch refuses too. Along k PyTorch takes
+    larger scales than the kernel does, so the host waits for the answer.
+    """
+    if form.key.along_k or form.value.along_k:
+        return not int(overflow)
+    total = (overflow[0] == 0).float().reciprocal()  # infinite where a bit is set
+    return is_finite(total, STREAM_NOT_FINITE)
 
 
 def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:

@@ -6,7 +6,10 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from duotone.cache.ragged import Lengths, concatenate
+from duotone.attention.cuda.groups.format import TILE
+from duotone.attention.cuda.shared.tables import once_per_table
+from duotone.cache import BlockTable
+from duotone.cache.ragged import Move, concatenate
 
 Tiles = UInt8[Tensor, "batch kv_heads tiles bytes"]
 
@@ -24,10 +27,21 @@ def widened(tiles: Tiles, count: int) -> Tiles:
     return wide
 
 
-def joined(tiles: Tiles, new: Tiles, counts: Lengths, more: Lengths) -> Tiles:
-    """`more` tiles of `new` after the first `counts`, per sequence."""
-    join = concatenate(counts, more, tiles.shape[2])
-    return join.apply(torch.cat([tiles, new], 2))
+@once_per_table
+def holds_whole_tiles(held: BlockTable) -> bool:
+    """True where every sequence ends with a full tile. The host waits once for all layers."""
+    return not bool((held.lengths % TILE).any())
+
+
+def joined(tiles: Tiles, new: Tiles, held: BlockTable, more: BlockTable) -> Tiles:
+    """Tiles of `more` tokens after those of `held` ones, per sequence."""
+    return _join(held, more, tiles.shape[2]).apply(torch.cat([tiles, new], 2))
+
+
+@once_per_table
+def _join(held: BlockTable, more: BlockTable, tiles: int) -> Move:
+    """Join new tiles after those of a buffer of `tiles`. The host waits once for all layers."""
+    return concatenate(held.lengths // TILE, -(-more.lengths // TILE), tiles)
 
 
 def put(

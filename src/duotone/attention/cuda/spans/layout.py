@@ -124,7 +124,7 @@ class Records:
         """Everything but the codes."""
         return key.without_codes(), value.without_codes()
 
-    def append(self, other: Records, lengths: Tensor, more: Tensor) -> None:
+    def append(self, other: Records, held: BlockTable, more: BlockTable) -> None:
         """Blocks would start new records, and be joined with blocks that end: not by copying."""
         return
 

@@ -1,0 +1,64 @@
+"""Host code of packing as on a GPU, which launches nothing."""
+
+import ctypes
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from duotone.attention.cuda.classes import pack as class_pack
+from duotone.attention.cuda.classes import small_levels
+from duotone.attention.cuda.groups import pack as group_pack
+from duotone.attention.cuda.levels import search as level_search
+from duotone.attention.cuda.levels.search import find_levels
+from duotone.attention.cuda.spans import pack as span_pack
+from duotone.attention.cuda.spans.layout import RecordFormat
+from duotone.quant.checks import NOT_FINITE, is_finite
+
+
+def leave_out_launches(
+    monkeypatch: pytest.MonkeyPatch, launch: Callable[[str, Any], None] | None = None
+) -> list[str]:
+    """Names of kernels that would have been launched, by the host code of CUDA tensors.
+
+    launch: gets each name and what the kernel would have been given.
+    """
+    names = []
+
+    def kernel(source, name, macros, device):
+        def launched(at, given):
+            names.append(name)
+            if launch is not None:
+                launch(name, given)
+
+        return launched
+
+    def sorted_levels(x, spec, spans, coded):
+        levels = find_levels(x, spec, spans)
+        # PyTorch reads which channel has which levels, that no kernel wrote.
+        ctypes.memset(levels.order.data_ptr(), 0, levels.order.nbytes)
+        assert is_finite(levels.total, NOT_FINITE)
+        return levels
+
+    def packed_spans(self, key, value, spec, piece):
+        form = RecordFormat(key.shape[3], spec.key.bits, spec.value.bits)
+        return span_pack.span_pack(key, value, spec, piece, form)
+
+    for module in (class_pack, small_levels, level_search, span_pack, group_pack):
+        monkeypatch.setattr(module, "kernel", kernel)
+    for module in (level_search, span_pack):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(span_pack, "held", lambda *_: None)
+    monkeypatch.setattr(span_pack, "counters", lambda device, count: (0, None))
+    monkeypatch.setattr(group_pack, "has_kernels", lambda device: True)
+    monkeypatch.setattr(group_pack, "shared_bytes", lambda device: 232448)
+    monkeypatch.setattr(class_pack, "sorted_levels", sorted_levels)
+    monkeypatch.setattr(class_pack, "stored_levels", small_levels.small_rows)
+    monkeypatch.setattr(
+        class_pack.ClassLayout, "pack", lambda self, *given: class_pack.class_pack(*given)
+    )
+    monkeypatch.setattr(span_pack.SpanLayout, "pack", packed_spans)
+    return names
