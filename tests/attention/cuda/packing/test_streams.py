@@ -14,7 +14,7 @@ from duotone.attention.cuda.groups.pack import SCALE_TOO_LARGE
 from duotone.cache.pair import PackedPair
 
 # Operations of torch in a layer that make no view: of pictures, and of the stream.
-MOST = {"stream": 24, "mixed": 56}
+MOST = {"stream": 24, "mixed": 56, "parts": 76}
 TWO = "stream@2, 96 recent"
 
 

@@ -30,6 +30,7 @@ from duotone.attention.cuda.shared.runtime import Launch, has_kernels, kernel
 from duotone.attention.cuda.spans.layout import LANES
 from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.quant import KVSpec, TensorSpec
+from duotone.quant.checks import STREAM_NOT_FINITE, is_finite
 from duotone.quant.honours import Honours
 
 HONOURS = Honours.of(
@@ -110,6 +111,18 @@ def group_pack(
     given.codes[:] = [None if x is None else x.data_ptr() for x in codes]
     given.codes_room[:] = [0 if x is None else x.shape[2] for x in codes]
     _launch(given, macros, 2 * data.shape[0] * data.shape[1], key.device)
+
+
+def fits(overflow: Int[Tensor, 1], form: GroupFormat) -> bool:
+    """True where all scales fit, and where a step checks that at its end.
+
+    Along rows only numbers beyond fp16 do not fit, which PyTorch refuses too. Along k PyTorch takes
+    larger scales than the kernel does, so the host waits for the answer.
+    """
+    if form.key.along_k or form.value.along_k:
+        return not int(overflow)
+    total = (overflow[0] == 0).float().reciprocal()  # infinite where a bit is set
+    return is_finite(total, STREAM_NOT_FINITE)
 
 
 def page_pack(

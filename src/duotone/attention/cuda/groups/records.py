@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.dense.window_append import appends, window_move
 from duotone.attention.cuda.groups.canonical import taken_apart
 from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat, format_of
 from duotone.attention.cuda.groups.layout import apart_codes, scales_fit, to_group_records
-from duotone.attention.cuda.groups.pack import group_pack, packs
+from duotone.attention.cuda.groups.pack import fits, group_pack, packs
 from duotone.attention.cuda.groups.tiles import (
     Tiles,
     filled,
+    from_the_start,
     holds_whole_tiles,
     joined,
     put,
@@ -33,7 +34,7 @@ from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Lengths, Move
 from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
-from duotone.quant.checks import STREAM_NOT_FINITE, is_finite, unchecked
+from duotone.quant.checks import unchecked
 
 Both = tuple[PackedTensor, PackedTensor]
 
@@ -223,9 +224,9 @@ class GroupLayout:
         take, lengths = piece.take, piece.take.lengths
         if take.tokens % multiple or not take.holds_groups_of(multiple):
             return None
-        tiles, overflow = lengths // TILE, lengths.new_zeros(1, dtype=torch.int32)
+        tiles, where = from_the_start(take)
+        overflow = lengths.new_zeros(1, dtype=torch.int32)
         records = self._zeros(form, (len(lengths), key.shape[1]), take.tokens, key.device)
-        where = torch.zeros_like(tiles)
         group_pack(
             key,
             value,
@@ -239,7 +240,7 @@ class GroupLayout:
             overflow=overflow,
             decoding=piece.decoding,
         )
-        if not _fits(overflow, form):
+        if not fits(overflow, form):
             return None
         tensors = (_bare(x, s, piece.spans) for x, s in ((key, spec.key), (value, spec.value)))
         return PackedPair(*tensors, records)
@@ -272,18 +273,6 @@ class GroupLayout:
         records = -(-tiles // form.tiles)
         data = bytes_like.new_zeros(*shape, records, form.own_nbytes)
         return GroupRecords(form, data, **codes)
-
-
-def _fits(overflow: Int[Tensor, 1], form: GroupFormat) -> bool:
-    """True where all scales fit, and where a step checks that at its end.
-
-    Along rows only numbers beyond fp16 do not fit, which PyTorch refuses too. Along k PyTorch takes
-    larger scales than the kernel does, so the host waits for the answer.
-    """
-    if form.key.along_k or form.value.along_k:
-        return not int(overflow)
-    total = (overflow[0] == 0).float().reciprocal()  # infinite where a bit is set
-    return is_finite(total, STREAM_NOT_FINITE)
 
 
 def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:

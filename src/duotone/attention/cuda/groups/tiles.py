@@ -9,9 +9,16 @@ from torch import Tensor
 from duotone.attention.cuda.groups.format import TILE
 from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.cache import BlockTable
-from duotone.cache.ragged import Move, concatenate
+from duotone.cache.ragged import Lengths, Move, concatenate
 
 Tiles = UInt8[Tensor, "batch kv_heads tiles bytes"]
+
+
+@once_per_table
+def from_the_start(take: Move) -> tuple[Lengths, Lengths]:
+    """(whole tiles of the taken tokens, the tile 0 at which they begin), equal for all layers."""
+    tiles = take.lengths // TILE
+    return tiles, torch.zeros_like(tiles)
 
 
 def filled(tiles: Tiles, multiple: int) -> Tiles:

@@ -1,4 +1,4 @@
-"""Remember what was found from tables of blocks, for all layers: the host waits for some of it."""
+"""Remember what was found from tables of blocks and moves, for all layers: some of it waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 8
 
 
 def once_per_table(find: Callable[..., Found]) -> Callable[..., Found]:
-    """Remember what `find` returned for the last few tables and numbers that it was given."""
+    """Remember what `find` returned for the last few tables, moves and numbers given."""
     known: list[tuple[tuple[tuple[Any, ...], Found], ...]] = [()]
 
     @wraps(find)
