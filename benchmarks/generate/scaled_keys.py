@@ -22,7 +22,7 @@ from duotone.inference.random_models import SHAPES, marked_prompt, random_model
 from duotone.report.provenance import stamp, write_new_json
 
 FEW, NEW, ROUNDS = 8, 136, 5
-SCHEMES = {"duotone@1": ("duotone", 1), "duotone-parts@1": ("duotone-parts", 1)}
+SCHEMES = {"duotone@1": ("duotone", 1), "duotone-whole@1": ("duotone-whole", 1)}
 
 
 @contextmanager

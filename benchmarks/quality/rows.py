@@ -65,17 +65,18 @@ def table_specs(bits: int, tau: tuple[int, int] | None) -> dict[str, CacheSpec]:
     if bits in GAINS:
         rows["lloyd, gain {} / {}".format(*GAINS[bits])] = with_gain(lloyd, *GAINS[bits])
         rows["lloyd, fitted gain"] = with_gain(lloyd, "fit", "fit")
-    rows["duotone"] = duotone.scheme("duotone", bits=bits)
+    for name in ("duotone", "duotone-whole"):
+        rows[name] = duotone.scheme(name, bits=bits)
     if bits == 1:
         rows["calibquant, no tau, a range per image"] = rows["calibquant, no tau"].replace(
             ranges="run"
         )
-        rows |= ablations(rows["duotone"])
+        rows |= ablations(rows["duotone-whole"])
     return {f"{name} @{bits}": spec for name, spec in rows.items()}
 
 
 def ablations(spec: CacheSpec) -> dict[str, CacheSpec]:
-    """{label: spec}: the 1-bit preset less one of its parts, at about its true bits."""
+    """{label: spec}: `duotone-whole` @1 less one of its parts, at about its true bits."""
     visual = spec.visual
 
     def without(**fields: Any) -> CacheSpec:
@@ -83,10 +84,10 @@ def ablations(spec: CacheSpec) -> dict[str, CacheSpec]:
         return spec.replace(visual=KVSpec(key, value))
 
     return {
-        "duotone, one width for all channels": without(classes=None),
-        "duotone, all tokens count alike": without(energy=0.0),
-        "duotone, V without gain": with_gain(spec, visual.key.gain, 1.0),
-        "duotone, a range per sequence": spec.replace(ranges="sequence"),
+        "duotone-whole, one width for all channels": without(classes=None),
+        "duotone-whole, all tokens count alike": without(energy=0.0),
+        "duotone-whole, V without gain": with_gain(spec, visual.key.gain, 1.0),
+        "duotone-whole, a range per sequence": spec.replace(ranges="sequence"),
     }
 
 
@@ -176,7 +177,7 @@ def visual_ingredients(bits: int) -> dict[str, CacheSpec]:
     def both(tensor: TensorSpec, **fields: Any) -> CacheSpec:
         return visual(tensor.replace(**fields), tensor.replace(**fields))
 
-    preset = duotone.scheme("duotone", bits=bits)
+    preset = duotone.scheme("duotone-whole", bits=bits)
     whole = preset.visual.key.replace(group=None)
     rows = {
         "span, min/max": both(plain),

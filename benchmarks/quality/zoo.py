@@ -39,7 +39,7 @@ from training.zoo.members import MEMBERS, model_inputs
 from training.zoo.train import HELD_OUT, Feed
 from training.zoo.vocabulary import ID, IMAGE
 
-SCHEMES = ("duotone", "duotone-parts", "duotone-parts8", "calibquant-paper", "calibquant")
+SCHEMES = ("duotone", "duotone-whole", "calibquant-paper", "calibquant")
 WIDTHS = (1, 2, 4)
 TYPICAL = 1.96  # standard errors of an interval
 

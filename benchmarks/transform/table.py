@@ -68,8 +68,8 @@ def preset(loaded: Loaded, arguments: argparse.Namespace, folder: Path) -> None:
 
 def known() -> dict[str, CacheSpec]:
     """Schemes that calibrated specs are compared with."""
-    names = {"duotone @1": ("duotone", 1), "duotone-parts @1": ("duotone-parts", 1)}
-    names |= {"duotone-parts @2": ("duotone-parts", 2), "calibquant @1": ("calibquant", 1)}
+    names = {"duotone @1": ("duotone", 1), "duotone-whole @1": ("duotone-whole", 1)}
+    names |= {"duotone @2": ("duotone", 2), "calibquant @1": ("calibquant", 1)}
     specs = {label: duotone.scheme(name, bits=bits) for label, (name, bits) in names.items()}
     return specs | {"span, KIVI's axes @2": KIVI_SPANS}
 

@@ -30,11 +30,11 @@ SPECS = {
     "shared": STREAM.replace(share=Sharing(key=1, value=0, layers=2, dominant=1)),
     "1 bit": duotone.scheme("minmax", bits=1),
     "calibrated": duotone.scheme("calibquant"),
-    "unequal channels": duotone.scheme("duotone", bits=1),
-    "calibrated, unequal channels": duotone.scheme("duotone", bits=1).replace(tau=(0.0, 1.0)),
-    "with a background": duotone.scheme("duotone-parts", bits=1),
+    "unequal channels": duotone.scheme("duotone-whole", bits=1),
+    "calibrated, unequal channels": duotone.scheme("duotone-whole", bits=1).replace(tau=(0.0, 1.0)),
+    "with a background": duotone.scheme("duotone", bits=1),
     "mixed": duotone.scheme("duotone-mixed", bits=1),
-    "3 bit": duotone.scheme("duotone", bits=3),
+    "3 bit": duotone.scheme("duotone-whole", bits=3),
     "8 bit": duotone.scheme("minmax", bits=8),
 }
 # (head_dim, q heads, kv heads, type)

@@ -35,7 +35,7 @@ SCHEMES = {
     "rotated": ROTATED,
     "innerq": duotone.scheme("innerq").replace(sink=4, recent=16),
     "1-bit visual": duotone.scheme("calibquant"),
-    "unequal channels": duotone.scheme("duotone", bits=1),
+    "unequal channels": duotone.scheme("duotone-whole", bits=1),
 }
 
 

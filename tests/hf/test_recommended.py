@@ -117,13 +117,13 @@ def test_heads_that_groups_do_not_divide_get_shorter_groups() -> None:
 
 def test_a_rule_that_the_facts_rule_out_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans with a background are no scheme for sliding windows."""
-    parts = Rule("duotone-parts8@1", True, "the fewest bits")
+    parts = Rule("duotone@1", True, "the fewest bits")
     monkeypatch.setattr(recommended, "RULES", (parts, *recommended.RULES[1:]))
     facts = model_facts(FAMILIES["internvl"].config())
-    assert recommend(facts).name == "duotone-parts8@1"
+    assert recommend(facts).name == "duotone@1"
     windows = recommend(replace(facts, sliding=(True,) * facts.layers, window=64))
     assert windows.name == TEXT
-    assert any("not duotone-parts8@1: spans with a background" in why for why in windows.why)
+    assert any("not duotone@1: spans with a background" in why for why in windows.why)
 
 
 def test_a_window_that_takes_less_by_itself_is_said() -> None:

@@ -47,7 +47,7 @@ def test_embeddings_answer_as_their_ids_do(model):
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("scheme", ["duotone", "duotone-parts", "duotone-mixed"])
+@pytest.mark.parametrize("scheme", ["duotone", "duotone-whole", "duotone-mixed"])
 def test_a_text_model_packs_the_tokens_that_a_mask_calls_visual(model, scheme):
     batch = prepare(model, embedded(model, 40, visual=slice(4, 36)).batches(1, 1)[0])
     cache = make_cache(model, duotone.scheme(scheme), batch)

@@ -82,9 +82,9 @@ def test_known_numbers_of_a_7b_shape() -> None:
 )
 def test_bad_counts_raise(counts: dict[str, int], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        duotone.plan(tiny_model("internvl"), duotone.scheme("duotone"), **counts)
+        duotone.plan(tiny_model("internvl"), duotone.scheme("duotone-whole"), **counts)
 
 
 def test_text_only_models_need_a_text_policy() -> None:
     with pytest.raises(ValueError, match="visual tokens only"):
-        duotone.plan(tiny_model("llama"), duotone.scheme("duotone"), text_tokens=5)
+        duotone.plan(tiny_model("llama"), duotone.scheme("duotone-whole"), text_tokens=5)

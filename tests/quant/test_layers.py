@@ -120,7 +120,7 @@ def test_sources_are_whole_runs(sharing: Sharing, sources: list[int]) -> None:
         (STREAM.replace(layers=(LayerRule(0, 9, text=ONE),)), 8, "within 8 layers"),
         (duotone.scheme("xquant", kq=3), 8, "equal bits.*even kq"),
         (
-            CacheSpec(visual=duotone.scheme("duotone").visual, share=Sharing(key=0)),
+            CacheSpec(visual=duotone.scheme("duotone-whole").visual, share=Sharing(key=0)),
             4,
             "asymmetric, of one width",
         ),

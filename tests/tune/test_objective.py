@@ -30,7 +30,7 @@ SPECS = {
     "dense": duotone.scheme("dense"),
     "visual spans": duotone.scheme("minmax"),
     "spans, tau": duotone.scheme("calibquant"),
-    "preset": duotone.scheme("duotone"),
+    "preset": duotone.scheme("duotone-whole"),
     "stream": CacheSpec(visual="text", text=STREAM, recent=4),
     "stream, sinks": CacheSpec(visual="text", text=STREAM, sink=3, recent=5, key_norm=True),
     "stream, no window": CacheSpec(visual="text", text=STREAM),

@@ -153,7 +153,7 @@ def test_first_trials_are_the_seeds(meter):
     assert [t.params for t in trials] == seed_points(SPACE)[:3]
     ranking = {"key": (2, 0, 1), "value": (0, 1, 2)}
     assert study.tried[0].spec == spec_of(seed_points(SPACE)[0], LAYERS, ranking)
-    assert study.tried[0].spec == duotone.scheme("duotone")
+    assert study.tried[0].spec == duotone.scheme("duotone-whole")
 
 
 def test_children_are_near_the_seeds(meter, monkeypatch):

@@ -88,7 +88,7 @@ PARTS = CacheSpec(
     ranges="run",
 )
 KNOWN = {
-    "duotone": (preset(), duotone.scheme("duotone")),
+    "duotone": (preset(), duotone.scheme("duotone-whole")),
     "minmax @2": (plain(2), duotone.scheme("minmax", bits=2)),
     "calibquant": (
         merged(plain(1), {"key_shrink": 0.5, "value_shrink": 0.3, "tau": "0,3"}),

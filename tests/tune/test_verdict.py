@@ -12,11 +12,11 @@ from duotone.tune.packed import Packed
 from duotone.tune.verdict import verdict
 
 SAMPLES = 12
-VISUAL, STREAM = duotone.scheme("duotone"), duotone.scheme("kivi")
+VISUAL, STREAM = duotone.scheme("duotone-whole"), duotone.scheme("kivi")
 SPECS = {
     "found": VISUAL,
     "calibquant @1": duotone.scheme("calibquant"),
-    "duotone-parts @1": duotone.scheme("duotone-parts"),
+    "duotone @1": duotone.scheme("duotone"),
     "kivi @2": STREAM,
 }
 SHARED = np.random.default_rng(0).uniform(0.5, 1.5, SAMPLES)
@@ -47,12 +47,12 @@ def test_a_preset_of_no_more_bits_that_is_nearer_takes_the_place():
 
 
 def test_the_nearest_preset_within_the_bits_is_the_rival():
-    numbers = {"calibquant @1": (0.2, 1.1), "duotone-parts @1": (0.05, 1.3)}
+    numbers = {"calibquant @1": (0.2, 1.1), "duotone @1": (0.05, 1.3)}
     end = compared(found=(0.1, 1.2), **numbers)
     assert (end.kept, end.rival.label) == ("found", "calibquant @1")
     assert "found is better and is kept" in end.sentences()[0]
-    assert end.sentences()[1] == "duotone-parts @1 is nearer at more bits: KL 0.05 at 1.30."
-    assert compared(found=(0.1, 1.31), **numbers).kept == "duotone-parts @1"
+    assert end.sentences()[1] == "duotone @1 is nearer at more bits: KL 0.05 at 1.30."
+    assert compared(found=(0.1, 1.31), **numbers).kept == "duotone @1"
     assert len(compared(found=(0.1, 1.0), **numbers).sentences()) == 2  # 1.3 are no little more
 
 

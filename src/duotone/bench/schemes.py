@@ -113,7 +113,7 @@ def _in_8_bits(visual: KVSpec) -> list[TensorSpec]:
 
 def bench_schemes() -> list[BenchScheme]:
     """All schemes, in the order of measurement."""
-    presets = {bits: duotone.scheme("duotone", bits=bits).visual for bits in (1, 2)}
+    presets = {bits: duotone.scheme("duotone-whole", bits=bits).visual for bits in (1, 2)}
     quarter = TensorSpec(4)
     by_span = replace(presets[1], key=presets[1].key.replace(group=None))
     coefficients = TensorSpec(classes=((4, 1 / 8), (2, 1 / 8), (1, 1 / 4)))

@@ -30,8 +30,7 @@ PRESETS = {
     "minmax": (1, 2, 4),
     "lloyd": (1, 2, 4),
     "duotone": (1, 2, 4),
-    "duotone-parts": (1, 2),
-    "duotone-parts8": (1, 2),
+    "duotone-whole": (1, 2),
 }
 STREAMS = {"kivi": (1, 2, 4), "innerq": (2, 4), "duotone-stream": (1, 2, 4)}
 NEAR, TENFOLD = 1.02, 1.0

@@ -14,33 +14,6 @@ def visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
     return CacheSpec(visual=KVSpec(key, value), text="dense", **cache)  # type: ignore[arg-type]
 
 
-# By bits: the classes of K's channels, of V's, and V's gain.
-_DUOTONE_CHANNELS = {
-    1: (((4, 1 / 8), (2, 1 / 4)), ((2, 1 / 8), (1, 3 / 4)), 1.25),
-    2: (((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)), 1.1),
-}
-
-
-def duotone(bits: int = 1) -> CacheSpec:
-    """Spec chosen on calibration samples of duotone-tiny's three tasks.
-
-    The spec needs no data; that its constants suit other models is not shown.
-
-    At 1 and 2 bits, K and V have channels of unequal width, ordered by their weighted variance.
-    Keys are in groups of 64 tokens. Levels are fitted to the tokens that stand out. V's levels
-    have a further gain: it restores what tokens share and few levels lose. More bits need none of
-    this.
-    """
-    if bits not in _DUOTONE_CHANNELS:
-        tensor = TensorSpec(bits, levels="lloyd", gain="fit")
-        return visual(tensor, tensor, ranges="run")
-    key_classes, value_classes, gain = _DUOTONE_CHANNELS[bits]
-    lloyd = TensorSpec(bits, levels="lloyd")
-    key = lloyd.replace(group=64, gain="fit", classes=key_classes, energy=1.0)
-    value = lloyd.replace(gain=gain, classes=value_classes, energy=1.5)
-    return visual(key, value, ranges="run")
-
-
 # Classes of channels (bits, share); an integer: all channels in so many bits.
 Channels = tuple[tuple[int, float], ...] | int
 _SIGNS = ((1, 1 / 2),)
@@ -77,47 +50,67 @@ PARTS = {
 }
 
 
-def duotone_parts(bits: int = 1) -> CacheSpec:
-    """Spec with a foreground, chosen on five models of `training.zoo`.
+def duotone(bits: int = 1) -> CacheSpec:
+    """Spec chosen on five models of `training.zoo`; it needs no data.
 
-    The tokens of a span that stand out have codes of their own. Both parts have channels of unequal
-    width, ordered by their weighted variance. Levels are fitted to the tokens that stand out, and
-    a gain restores what tokens share and few levels lose. More than 2 bits need none of this.
+    At 1 and 2 bits, the tokens of a span that stand out have codes of their own. Both parts have
+    channels of unequal width, ordered by their weighted variance. Levels are fitted to the tokens
+    that stand out, and a gain restores what tokens share and few levels lose. More bits need one
+    part and one width. Scales and middles of levels have 8 bits; with codes of 8 bits they have 16,
+    since rounding would move levels by whole steps.
     """
-    return _in_parts(bits, "float16")
-
-
-def duotone_parts8(bits: int = 1) -> CacheSpec:
-    """Spec of `duotone_parts` with scales and middles of levels in 8 bits.
-
-    Codes of 8 bits need 16 bits: rounding would move levels by whole steps. So do biases of keys of
-    several hundred (Qwen2.5); a cache gives 16 bits to layers that have them.
-    """
-    if bits not in PARTS and bits in FLOAT8_BITS:
-        tensor = TensorSpec(bits, levels="lloyd", gain="fit", param_dtype="float8")
-        return visual(tensor, tensor, ranges="run")
-    return _in_parts(bits, "float8")
-
-
-def _in_parts(bits: int, param_dtype: str) -> CacheSpec:
     if bits not in PARTS:
-        return duotone(bits)
+        return _one_width(bits, "float8" if bits in FLOAT8_BITS else "float16")
     parts = PARTS[bits]
-    front, back, first = (
-        KVSpec(_fitted(key, 1.0, param_dtype), _fitted(value, 1.5, param_dtype))
-        for key, value in (parts.front, parts.back, parts.first)
-    )
-    rules = (LayerRule(0, 1, background=first),)
     return CacheSpec(
-        visual=front, background=back, foreground=parts.share, ranges="run", layers=rules
+        visual=_fitted(*parts.front),
+        background=_fitted(*parts.back),
+        foreground=parts.share,
+        ranges="run",
+        layers=(LayerRule(0, 1, background=_fitted(*parts.first)),),
     )
 
 
-def _fitted(channels: Channels, energy: float, param_dtype: str) -> TensorSpec:
-    fitted = TensorSpec(levels="lloyd", gain="fit", energy=energy).replace(param_dtype=param_dtype)
+def _fitted(key: Channels, value: Channels) -> KVSpec:
+    return KVSpec(_fitted_tensor(key, 1.0), _fitted_tensor(value, 1.5))
+
+
+def _fitted_tensor(channels: Channels, energy: float) -> TensorSpec:
+    fitted = TensorSpec(levels="lloyd", gain="fit", energy=energy, param_dtype="float8")
     if isinstance(channels, int):
         return fitted.replace(bits=channels)
     return fitted.replace(classes=channels)
+
+
+def _one_width(bits: int, param_dtype: str) -> CacheSpec:
+    tensor = TensorSpec(bits, levels="lloyd", gain="fit", param_dtype=param_dtype)
+    return visual(tensor, tensor, ranges="run")
+
+
+# By bits: the classes of K's channels, of V's, and V's gain.
+_WHOLE_CHANNELS = {
+    1: (((4, 1 / 8), (2, 1 / 4)), ((2, 1 / 8), (1, 3 / 4)), 1.25),
+    2: (((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)), 1.1),
+}
+
+
+def duotone_whole(bits: int = 1) -> CacheSpec:
+    """Spec for spans that cannot be divided, chosen on samples of duotone-tiny's three tasks.
+
+    The spec needs no data; that its constants suit other models is not shown.
+
+    At 1 and 2 bits, K and V have channels of unequal width, ordered by their weighted variance.
+    Keys are in groups of 64 tokens. Levels are fitted to the tokens that stand out. V's levels
+    have a further gain: it restores what tokens share and few levels lose. More bits need none of
+    this. Parameters have 16 bits.
+    """
+    if bits not in _WHOLE_CHANNELS:
+        return _one_width(bits, "float16")
+    key_classes, value_classes, gain = _WHOLE_CHANNELS[bits]
+    lloyd = TensorSpec(bits, levels="lloyd")
+    key = lloyd.replace(group=64, gain="fit", classes=key_classes, energy=1.0)
+    value = lloyd.replace(gain=gain, classes=value_classes, energy=1.5)
+    return visual(key, value, ranges="run")
 
 
 # XQuant's eta by bits (eq. 12): end points of a group are outliers of it.
@@ -136,8 +129,10 @@ def stream(bits: int = 2) -> CacheSpec:
 
 
 def mixed(bits: int = 2) -> CacheSpec:
-    """Spec with 1 bit for visual spans and `bits` for the stream of text and generated tokens."""
-    return stream(bits).replace(visual=duotone().visual, ranges="run")
+    """`duotone` at 1 bit for visual spans, `bits` for the stream of text and generated tokens."""
+    one = duotone()
+    parts = {name: getattr(one, name) for name in ("visual", "background", "foreground", "layers")}
+    return stream(bits).replace(ranges="run", **parts)
 
 
 def _shipped(name: str) -> CacheSpec:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from duotone.quant.our_schemes import (
     duotone,
-    duotone_parts,
-    duotone_parts8,
+    duotone_whole,
     klt,
     mixed,
     stream,
@@ -55,20 +54,16 @@ class Scheme:
 
 SCHEMES: dict[str, Scheme] = {
     "duotone": Scheme(
-        "Our data-free default: a range per image and Lloyd levels with a gain; up to 2 bits "
-        "channels of unequal width by their variance, at 1 bit 4, 2 or 0 in K (groups of 64 "
-        "tokens) and 2, 1 or 0 in V",
+        "Our data-free default, chosen by its worst case on five models: up to 2 bits each "
+        "picture's tokens in two parts, those that stand out from its mean key with most of the "
+        "bits; channels of unequal width, fitted gains, scales and middles of levels in 8 bits",
         duotone,
     ),
-    "duotone-parts": Scheme(
-        "duotone with each picture's tokens in two parts: those that stand out from its mean key, "
-        "with most of the bits, and the others; data-free as well",
-        duotone_parts,
-    ),
-    "duotone-parts8": Scheme(
-        "duotone-parts with scales and means in 8 bits, an exponent per block: half of the bits "
-        "that short pictures spend on them",
-        duotone_parts8,
+    "duotone-whole": Scheme(
+        "For pictures that cannot be divided: a range per image and Lloyd levels with a gain; up "
+        "to 2 bits channels of unequal width, at 1 bit 4, 2 or 0 in K (groups of 64 tokens) and "
+        "2, 1 or 0 in V",
+        duotone_whole,
     ),
     "duotone-klt": Scheme(
         "Transform coding for the embedded duotone-tiny alone: calibrated bases, bits by one "

@@ -17,7 +17,7 @@ BOTH = ("key", "value")
 
 
 def preset(**changes: object) -> Point:
-    """The shipped 1-bit preset, `duotone` @1, as a point."""
+    """The 1-bit preset of spans in one part, `duotone-whole` @1, as a point."""
     key = prefixed("key", top=4, first=2, second=4, group=64, fit_gain=True, energy=1.0)
     value = prefixed("value", top=2, first=2, second=12, gain=1.25, energy=1.5)
     return merged({"ranges": "run"}, prefixed(BOTH, levels="lloyd"), key, value, changes)
@@ -152,8 +152,7 @@ OURS: dict[str, Callable[[int], CacheSpec]] = {
     f"{name} @{bits}": lambda _, name=name, bits=bits: duotone.scheme(name, bits=bits)
     for name, widths in (
         ("duotone", (1, 2)),
-        ("duotone-parts", (1, 2)),
-        ("duotone-parts8", (1, 2)),
+        ("duotone-whole", (1, 2)),
         ("duotone-stream", (2,)),
     )
     for bits in widths

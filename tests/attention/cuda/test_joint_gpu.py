@@ -101,7 +101,7 @@ RAGGED, RAGGED_WINDOWS = (
 )
 MANY = {"kv_heads": 8, "head_dim": 128, "dtype": BF16}
 CLASSES = {
-    name: getattr(duotone.scheme("duotone", bits=1).visual, name) for name in ("key", "value")
+    name: getattr(duotone.scheme("duotone-whole", bits=1).visual, name) for name in ("key", "value")
 }
 
 

@@ -15,7 +15,7 @@ ONE = KVSpec(TensorSpec(1), TensorSpec(1))
 STREAM = duotone.scheme("kivi", bits=2).replace(sink=0, recent=32)
 SPECS = {
     "spans": STREAM.replace(visual=ONE, ranges="run"),
-    "classes": STREAM.replace(visual=duotone.scheme("duotone-parts").visual),
+    "classes": STREAM.replace(visual=duotone.scheme("duotone").visual),
     "background": STREAM.replace(visual=ONE, background=ONE),
     "groups": duotone.scheme("innerq", bits=2),
 }

@@ -50,7 +50,7 @@ class ClassCase:
         return KVSpec(self.key, self.value)
 
 
-PRESETS = {bits: duotone.scheme("duotone", bits=bits).visual for bits in (1, 2)}
+PRESETS = {bits: duotone.scheme("duotone-whole", bits=bits).visual for bits in (1, 2)}
 ONE, TWO = ((visual.key, visual.value) for visual in PRESETS.values())
 ROTATED = tuple(spec.replace(transform="hadamard") for spec in UNITS)
 CLASS_CASES = [

@@ -106,7 +106,7 @@ def test_matches_the_reference(case: Case) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        scheme("duotone"),
+        scheme("duotone-whole"),
         scheme("calibquant", bits=1),
         scheme("kivi", bits=2).replace(recent=32),
         scheme("minmax", bits=2).replace(

@@ -16,5 +16,5 @@ def test_rows_differ_by_scales_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [w is not None for w in scales] == [always] * 2
     monkeypatch.setattr(scaled_keys, "NEW", 10)
     rows = scaled_keys.measure(model, 1, 40, rounds=1)
-    assert [row["row"] for row in rows] == ["duotone@1", "duotone-parts@1"]
+    assert [row["row"] for row in rows] == ["duotone@1", "duotone-whole@1"]
     assert all(isinstance(row[name], float) for row in rows for name in ("ms_plain", "ms_scaled"))

@@ -196,8 +196,8 @@ def test_files_without_sums_by_sequence_are_refused(tmp_path) -> None:
 def test_bits_of_spans_have_bounds() -> None:
     known = candidates(1)
     assert set(known) == {f"parts, {name}@1" for name in CANDIDATES[1]}
-    assert all(within_bounds(scheme("duotone-parts8", bits=bits), bits) for bits in (1, 2, 4))
-    assert not within_bounds(scheme("duotone-parts", bits=1), 1)
+    assert all(within_bounds(scheme("duotone", bits=bits), bits) for bits in (1, 2, 4))
+    assert not within_bounds(scheme("duotone-whole", bits=1), 1)
     plain = scheme("minmax", bits=1)
     assert span_bits(plain, 256) == 1.125
     wider = KVSpec(TensorSpec(2), TensorSpec(2))

@@ -24,7 +24,7 @@ def test_rows_are_the_ablations_the_issue_asks_for():
 
 
 def test_the_presets_ablations_take_one_part_each():
-    preset = duotone.scheme("duotone")
+    preset = duotone.scheme("duotone-whole")
     one_width, alike, no_gain, sequence = rows_of.ablations(preset).values()
     assert one_width.visual.key.classes is one_width.visual.value.classes is None
     assert one_width.visual.key.group == preset.visual.key.group
@@ -53,6 +53,6 @@ def test_a_text_model_gets_the_schemes_with_a_policy_for_text():
 @pytest.mark.parametrize("bits", [1, 2])
 def test_ingredients_end_at_the_preset(bits):
     *_, unequal, last = rows_of.visual_ingredients(bits).values()
-    preset = scheme("duotone", bits=bits)
+    preset = scheme("duotone-whole", bits=bits)
     assert last == preset.replace(ranges="sequence")
     assert unequal.visual.key == preset.visual.key.replace(group=None)

@@ -85,7 +85,10 @@ def test_schemes_are_asked_later_and_rendered(loaded, tmp_path, monkeypatch):
     assert data["later_question"]
     assert data["schemes"]["minmax"]["metrics"]["kl"]["value"] > 0
     assert data["differences"]["minmax - 16-bit"]["anls"]
-    assert "| duotone | 1.00 |" in report.tables(tmp_path)["schemes"]
+    nominal = scheme("duotone").nominal_bits(
+        loaded.model.config.get_text_config().num_hidden_layers
+    )
+    assert f"| duotone | {nominal:.2f} |" in report.tables(tmp_path)["schemes"]
     assert len((tmp_path / "tiny.answers.jsonl").read_text().splitlines()) == 3
 
 

@@ -19,7 +19,7 @@ from families import IMAGE, exact_model, inputs, logit_error, tiny_model, typed
 REPORTED = SPECS | {
     "shared": STREAM.replace(share=Sharing(key=1, value=0, layers=2, dominant=1)),
     "normalised": STREAM.replace(key_norm=True, sink=0, recent=1),
-    "background": duotone.scheme("duotone"),
+    "background": duotone.scheme("duotone-whole"),
     "evicting": duotone.scheme("vl-cache"),
 }
 ROWS = [[3, "image", 9, "image", 4], [11, "image", 2], [7]]

@@ -93,7 +93,7 @@ def test_a_plan_counts_both_parts_and_names_no_kernel(model: PreTrainedModel) ->
     }
 
 
-@pytest.mark.parametrize("name", ["calibquant", "duotone-parts", "pyramidinfer-cache"])
+@pytest.mark.parametrize("name", ["calibquant", "duotone", "pyramidinfer-cache"])
 def test_schemes_that_need_attention_of_ours_are_refused(model: PreTrainedModel, name: str) -> None:
     with pytest.raises(ValueError, match="holds latents"):
         QuantizedCache(model, duotone.scheme(name))

@@ -84,7 +84,7 @@ OTHER_SPECS = {
     "dense pictures": STREAM.replace(visual="dense"),
     "dense": CacheSpec(visual="dense", text="dense"),
     "evicting": duotone.scheme("vl-cache"),
-    "background": duotone.scheme("duotone"),
+    "background": duotone.scheme("duotone-whole"),
     "kivi": duotone.scheme("kivi", bits=2),
     "kivi with sinks": duotone.scheme("kivi-sink"),
     "innerq": duotone.scheme("innerq"),

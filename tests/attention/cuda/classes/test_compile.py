@@ -16,7 +16,7 @@ needs_nvrtc = pytest.mark.usefixtures("binaries")
 
 
 def class_format(bits: int, head_dim: int) -> ClassFormat:
-    visual = duotone.scheme("duotone", bits=bits).visual
+    visual = duotone.scheme("duotone-whole", bits=bits).visual
     return ClassFormat.of(visual.key, visual.value, head_dim)
 
 

@@ -46,7 +46,11 @@ def preset(name: str, **knobs) -> dict:
     return {"key": visual.key, "value": visual.value}
 
 
-ONE, TWO, TUNED = preset("duotone", bits=1), preset("duotone", bits=2), preset("duotone-tuned")
+ONE, TWO, TUNED = (
+    preset("duotone-whole", bits=1),
+    preset("duotone-whole", bits=2),
+    preset("duotone-tuned"),
+)
 # Without groups in K: what calibration writes, the presets so, and one side of one width.
 SPAN, HALVES = ({"key": key, "value": value} for key, value in (CALIBRATED, UNITS))
 PRESET_SPAN = {**ONE, "key": ONE["key"].replace(group=None)}
@@ -193,11 +197,11 @@ def test_runs_in_a_graph(specs) -> None:
 
 
 TINY = {
-    "one": duotone.scheme("duotone", bits=1),
-    "two": duotone.scheme("duotone", bits=2),
+    "one": duotone.scheme("duotone-whole", bits=1),
+    "two": duotone.scheme("duotone-whole", bits=2),
     "tuned": duotone.scheme("duotone-tuned"),
-    "halves": duotone.scheme("duotone", bits=1).replace(visual=KVSpec(**HALVES)),
-    "rotated": duotone.scheme("duotone", bits=1).replace(visual=KVSpec(**ROTATED)),
+    "halves": duotone.scheme("duotone-whole", bits=1).replace(visual=KVSpec(**HALVES)),
+    "rotated": duotone.scheme("duotone-whole", bits=1).replace(visual=KVSpec(**ROTATED)),
 }
 
 

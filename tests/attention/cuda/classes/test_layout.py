@@ -17,8 +17,8 @@ from cases import CALIBRATED, CLASSES_KEY, CLASSES_VALUE, PRESET_KEY, SMALL, SMA
 PRESETS = {
     name: (visual.key, visual.value)
     for name, visual in (
-        ("one", duotone.scheme("duotone", bits=1).visual),
-        ("two", duotone.scheme("duotone", bits=2).visual),
+        ("one", duotone.scheme("duotone-whole", bits=1).visual),
+        ("two", duotone.scheme("duotone-whole", bits=2).visual),
         ("tuned", duotone.scheme("duotone-tuned").visual),
     )
 }

@@ -72,7 +72,7 @@ def test_short_launches_have_fewer_warps_and_single_waves_as_sub_blocks(
         assert span_decode.geometry(*given, kv_heads=kv_heads) == replace(at, sub_blocks=1)
 
 
-GROUPED_KEY = duotone.scheme("duotone").visual.key
+GROUPED_KEY = duotone.scheme("duotone-whole").visual.key
 SPANNED_KEY = GROUPED_KEY.replace(group=None)
 
 
@@ -87,7 +87,7 @@ SPANNED_KEY = GROUPED_KEY.replace(group=None)
     ids=["two", "four", "several waves", "none where K is a span's"],
 )
 def test_sub_blocks_of_channel_classes(key, batch, tokens, at) -> None:
-    form = ClassFormat.of(key, duotone.scheme("duotone").visual.value, 128)
+    form = ClassFormat.of(key, duotone.scheme("duotone-whole").visual.value, 128)
     given = (form, 4, 8 * batch, tokens // form.tokens, 132, RING_BYTES)
     assert class_decode.geometry(*given, kv_heads=8) == at
 

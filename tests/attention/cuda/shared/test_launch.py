@@ -67,7 +67,7 @@ def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
 
 
 def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
-    visual = duotone.scheme("duotone", bits=1).visual
+    visual = duotone.scheme("duotone-whole", bits=1).visual
     segment, one = class_launch(caught, visual.key, visual.value, kv_heads=2, spans=2)
     assert not segment.key.tensor_names()
     given, records, tokens = one.given, segment.records, segment.value.blocks.offsets
