@@ -25,7 +25,7 @@ def test_every_scheme_is_right_and_timed(clock, shape):
     ours = [row for row in result["rows"] if row["impl"] != "reference"]
     assert [line for line in failures(result) if "(reference)" not in line] == []
     timed = [row for row in ours if row["status"] == "ok"]
-    assert {row["row"] for row in timed if row["impl"] == "triton"} >= {"1 bit", "duotone"}
+    assert {row["row"] for row in timed if row["impl"] == "triton"} >= {"1 bit", "duotone-whole"}
     assert any(row["kind"] == "16-bit" for row in timed)
     if torch.cuda.get_device_capability() >= MIN_CAPABILITY:
         own = {"1 bit", "1 bit, tau", "8 bit", "kivi-2", "innerq-2 hybrid", "xquant shared 2/1"}

@@ -217,7 +217,7 @@ def test_triton_is_right_here_too(monkeypatch):
     if not torch.cuda.is_available():
         # Its interpreter cuts bf16 off instead of rounding.
         monkeypatch.setattr("duotone.bench.problems.DTYPE", torch.float16)
-    schemes = select(["1 bit, tau", "duotone", "xquant shared 2/1", "innerq-2, windows 128"])
+    schemes = select(["1 bit, tau", "duotone-whole", "xquant shared 2/1", "innerq-2, windows 128"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for row in (PackedRow(scheme, "triton") for scheme in schemes):
         problem = row.problem(Shape(1, 4, 2, 200, 64), device)

@@ -30,7 +30,7 @@ def answer(model, inputs, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", ["duotone", "duotone-parts", "calibquant"])
+@pytest.mark.parametrize("scheme", ["duotone", "duotone-whole", "calibquant"])
 def test_enable_packs_what_the_mask_marks(model, scheme):
     inputs, mask = given(model)
     spec = duotone.scheme(scheme)

@@ -177,7 +177,7 @@ PACKINGS = (
     Packing(SYMMETRIC, _inner("symmetric")),
     Packing(HYBRID, _inner("hybrid")),
     Packing("transform coded, 1 bit", KVSpec(*[TensorSpec(classes=COEFFICIENTS)] * 2)),
-    Packing("duotone", duotone.scheme("duotone-whole", bits=1).visual),
+    Packing("duotone-whole", duotone.scheme("duotone-whole", bits=1).visual),
 )
 
 

@@ -123,12 +123,12 @@ def bench_schemes() -> list[BenchScheme]:
         *_kivi(),
         *_innerq(),
         _xquant(),
-        BenchScheme("duotone", presets[1].key, presets[1].value),
-        BenchScheme("duotone, 2 bit", presets[2].key, presets[2].value),
-        BenchScheme("duotone, K by span", by_span.key, by_span.value),
+        BenchScheme("duotone-whole", presets[1].key, presets[1].value),
+        BenchScheme("duotone-whole, 2 bit", presets[2].key, presets[2].value),
+        BenchScheme("duotone-whole, K by span", by_span.key, by_span.value),
         *(
             BenchScheme(f"{name}, 8-bit parameters", *_in_8_bits(visual))
-            for name, visual in (("duotone", presets[1]), ("duotone, K by span", by_span))
+            for name, visual in (("duotone-whole", presets[1]), ("duotone-whole, K by span", by_span))
         ),
         *_parts(),
         BenchScheme("transform coded, 1 bit", coefficients, coefficients),
@@ -136,10 +136,13 @@ def bench_schemes() -> list[BenchScheme]:
 
 
 def _parts() -> list[BenchScheme]:
-    """Both parts of `duotone-parts8` at 1 bit, each as a span of its own."""
-    spec = duotone.scheme("duotone-parts8", bits=1)
-    parts = {"front": spec.visual, "back": spec.background}
-    return [BenchScheme(f"duotone-parts8, {name}", kv.key, kv.value) for name, kv in parts.items()]
+    """Both parts of `duotone` at 1 and 2 bits, each as a span of its own."""
+    rows = []
+    for bits, said in ((1, ""), (2, ", 2 bit")):
+        spec = duotone.scheme("duotone", bits=bits)
+        for name, kv in (("front", spec.visual), ("back", spec.background)):
+            rows.append(BenchScheme(f"duotone{said}, {name}", kv.key, kv.value))
+    return rows
 
 
 def select(names: list[str] | None) -> list[BenchScheme]:

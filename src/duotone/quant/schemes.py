@@ -54,9 +54,9 @@ class Scheme:
 
 SCHEMES: dict[str, Scheme] = {
     "duotone": Scheme(
-        "Our data-free default, chosen by its worst case on five models: up to 2 bits each "
-        "picture's tokens in two parts, those that stand out from its mean key with most of the "
-        "bits; channels of unequal width, fitted gains, scales and middles of levels in 8 bits",
+        "Our data-free default, with constants of five models: up to 2 bits each picture's tokens "
+        "in two parts, those that stand out from its mean key with most of the bits; channels of "
+        "unequal width, fitted gains, scales and middles of levels in 8 bits",
         duotone,
     ),
     "duotone-whole": Scheme(

@@ -88,7 +88,8 @@ def kernel_table(results: Sequence[Result]) -> str:
 
 # What a reader wants first: a row per family of kernels, at the first shapes of a file.
 SUMMARY = ("1 bit", "1 bit, tau", "2 bit", "4 bit", "kivi-2, window 128", "innerq-2, windows 128")
-SUMMARY += ("duotone", "duotone, 2 bit", "transform coded, 1 bit")
+SUMMARY += ("duotone, front", "duotone, back", "duotone, 2 bit, front", "duotone, 2 bit, back")
+SUMMARY += ("duotone-whole", "transform coded, 1 bit")
 SUMMARY_SHAPES = 3
 
 

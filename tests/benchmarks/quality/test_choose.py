@@ -212,4 +212,4 @@ def test_bits_of_spans_have_bounds() -> None:
     [(1, "K of 2 bits, .42, first signs"), (2, "even, back wider, .32, first 2 bits")],
 )
 def test_a_preset_is_a_candidate(bits: int, name: str) -> None:
-    assert scheme("duotone-parts8", bits=bits) == CANDIDATES[bits][name].spec
+    assert scheme("duotone", bits=bits) == CANDIDATES[bits][name].spec

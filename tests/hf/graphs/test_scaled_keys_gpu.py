@@ -28,7 +28,7 @@ WIDE = {"head_dim": 64, "hidden_size": 256, "num_attention_heads": 4, "num_key_v
 EIGHT = TensorSpec(8, "channels")
 PRESETS = {
     "duotone@1": duotone.scheme("duotone"),
-    "duotone@1, in parts": duotone.scheme("duotone"),
+    "duotone-whole@1": duotone.scheme("duotone-whole"),
     "duotone@2": duotone.scheme("duotone", bits=2),
     "8 bits": CacheSpec(visual=KVSpec(EIGHT, EIGHT), text="dense"),
 }
