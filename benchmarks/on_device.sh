@@ -4,6 +4,8 @@
 #
 #   benchmarks/on_device.sh kernels            decode and packing tables
 #   benchmarks/on_device.sh budget 8b 3328     one model and length, all budgets, in 8 minutes; 26b: an H200
+#   benchmarks/on_device.sh presets quality    tables of the presets' quality, on four GPUs
+#   benchmarks/on_device.sh presets speed      and of their speed, on four H200; SMALL=2 tries both on a CPU
 #   benchmarks/on_device.sh mquant             linears, decode steps, whole models, tile sizes
 #   benchmarks/on_device.sh quality 256 24     recipes on the held-out tasks: samples, calibration, and
 #                                              "normed x32,hidden x64" w4a8: outlier channels, rows
@@ -11,7 +13,10 @@
 #   benchmarks/on_device.sh sanitize racecheck decode kernels under a tool of compute-sanitizer
 export PYTHONPATH=src
 mkdir -p /tmp/results "$OUT"
-keep() { tar czf "$OUT/results.tgz" -C /tmp results; }
+keep() {
+  tar czf /tmp/results.tgz -C /tmp results
+  mv /tmp/results.tgz "$OUT/results.tgz"
+}
 
 kernels() {
   python -m duotone bench kernel --table decode --impl cuda --minutes 4 --out /tmp/results/h200.json
@@ -23,11 +28,84 @@ kernels() {
 # What results/budget has of it already is not measured again.
 budget() {
   cp -r results/budget /tmp/results/ 2> /dev/null
-  python -m duotone bench generate --model "internvl2.5-$1" --tokens "$2" --minutes 8 \
+  budget_rows "$1" "$2" --minutes 8
+  keep
+}
+
+budget_rows() {
+  model=$1 tokens=$2
+  shift 2
+  python -m duotone bench generate --model "internvl2.5-$model" --tokens "$tokens" "$@" \
     --budget 5GB,10GB,15GB,20GB,25GB,30GB --out /tmp/results/budget \
     --row plain --row duotone@1 --row calibrated@1 --row duotone-mixed@2 --row "plain, rtn-w8a8" \
     --row "duotone@1, rtn-w8a8" --row "calibrated@1, rtn-w8a8" --row "duotone-mixed@2, rtn-w8a8"
+}
+
+# All that names `duotone` and `duotone-mixed`, for where these have become other specs; a lane per GPU.
+# Captions need pycocoevalcap, which may have been carried along; METEOR follows on a CPU:
+# python -m benchmarks.quality.table --rescore FOLDER --out NEW
+presets() {
+  rm -rf /tmp/results/budget
+  python -m benchmarks.generate.kept results/budget /tmp/results/budget duotone duotone-mixed $ON
+  for gpu in 0 1 2 3; do
+    CUDA_VISIBLE_DEVICES=$gpu "presets_$1" $gpu > "/tmp/results/presets-$1-$gpu.log" 2>&1 &
+    lanes="$lanes $!"
+  done
+  while sleep 20; do keep; done &
+  wait $lanes
+  kill $!
   keep
+  tail -n 3 /tmp/results/presets-"$1"-*.log
+}
+
+ON=${SMALL:+--device cpu}
+QUALITY="python -m benchmarks.quality.table"
+
+# Three lanes have a task each, the last one all schemes.
+presets_quality() {
+  export PYTHONPATH=src:.carry
+  end="--minutes ${MINUTES:-7} $ON"
+  if [ "$1" = 3 ]; then
+    for task in captions documents sequences; do
+      $QUALITY schemes --tasks $task --n ${SMALL:-200} $end --out /tmp/results/schemes &
+      $QUALITY schemes --tasks $task --n ${SMALL:-400} $end --out /tmp/results/schemes-tuned \
+        --rows "duotone-tuned;duotone @1;duotone-whole @1;calibquant @1" &
+    done
+  else
+    task=$(echo captions documents sequences | cut -d " " -f $(($1 + 1)))
+    for later in "" --later-question; do
+      $QUALITY ingredients --tasks $task $later --n ${SMALL:-500} --calibration ${SMALL:-200} $end \
+        --out /tmp/results/quality &
+    done
+    python -m benchmarks.transform.table widths --tasks $task --samples ${SMALL:-200} \
+      --calibration ${SMALL:-64} --minutes ${MINUTES:-7} --out /tmp/results/transform/widths &
+  fi
+  wait
+}
+
+# Budgets: of the files that are there, rows of the presets alone.
+presets_speed() {
+  case $1 in
+    0)
+      presets_generate h200-b1 --row plain --row "plain, cuDNN off" ${SMALL:+--tokens 60 --calls 2}
+      [ "$SMALL" ] || kernels
+      ;;
+    1)
+      presets_generate h200-b32 --batch ${SMALL:-32} --tokens ${SMALL:-8292} --new-tokens 60 \
+        --calls 2 --row plain
+      ;;
+    2) [ "$SMALL" ] || for model in 26b 8b; do budget_rows $model 3328; done ;;
+    3) [ "$SMALL" ] || for model in 26b 8b; do budget_rows $model 8192; done ;;
+  esac
+}
+
+presets_generate() {
+  out=/tmp/results/generate/$1.json
+  shift
+  rm -f "$out"
+  python -m duotone bench generate --out "$out" "$@" --row "StaticCache, compiled" --row duotone@1 \
+    --row duotone-mixed@2 --row kivi@2 --row "plain, rtn-w4a8" --row "duotone@1, rtn-w4a8" $ON \
+    ${SMALL:+--model tiny}
 }
 
 mquant() {

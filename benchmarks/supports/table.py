@@ -3,7 +3,8 @@
     python -m benchmarks.supports.table      writes results/supports/types.json anew
 
 Each type's default config, with fields of ours for some, is checked as `duotone supports` does, on
-the meta device; no weights are read. Run it when a family, a check or transformers changes.
+the meta device, under the scheme that `enable` takes without a spec; no weights are read. Run it
+when a family, a check, a rule of `recommend` or transformers changes.
 """
 
 import argparse
@@ -16,12 +17,13 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 import duotone
-from duotone.defaults import CONVERSATIONS, name_of
+from duotone.defaults import CONVERSATIONS
 from duotone.hf.model.facts import TESTED_FAMILIES, model_facts
 from duotone.hf.verdict import refusal, supports
+from duotone.quant import CacheSpec
+from duotone.quant.schemes import named
 from duotone.report.provenance import stamp
 
-SCHEME = name_of(CONVERSATIONS)
 FILE = Path("results/supports/types.json")
 GRANITE = ["full_attention" if n % 10 == 5 else "linear_attention" for n in range(40)]
 LFM2_MOE = ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]
@@ -108,11 +110,20 @@ def model_types() -> list[str]:
 def row(model_type: str) -> dict[str, Any]:
     """Verdict on a type, or the cause why its config makes no model and nothing refuses it."""
     config = full_config(model_type)
+    scheme, spec = _scheme_of(config)
     try:
-        verdict = supports(config, duotone.scheme(SCHEME)).to_dict()
+        verdict = supports(config, spec).to_dict()
     except ValueError as error:
         verdict = _of_config_alone(config, str(error))
-    return {**verdict, "model_type": model_type}
+    return {**verdict, "model_type": model_type, "scheme": scheme}
+
+
+def _scheme_of(config: PreTrainedConfig) -> tuple[str, CacheSpec]:
+    """(name, spec) that a config is recommended; of a refused one those of conversations."""
+    if refusal(duotone.recommend, config) is not None:
+        return CONVERSATIONS, named(CONVERSATIONS)
+    chosen = duotone.recommend(config)
+    return chosen.name, chosen.spec
 
 
 def _of_config_alone(config: PreTrainedConfig, cause: str) -> dict[str, Any]:
@@ -128,7 +139,7 @@ def main() -> None:
     out = parser.parse_args().out
     transformers.utils.logging.set_verbosity_error()
     rows = [row(name) for name in model_types()]
-    made = {"schema": "duotone.supports/1", **stamp("cpu"), "scheme": SCHEME, "rows": rows}
+    made = {"schema": "duotone.supports/1", **stamp("cpu"), "rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 

@@ -26,7 +26,21 @@ def supports_table(results: Sequence[Result]) -> str:
     table = markdown_table(HEADER, [_cells(row) for row in rows])
     counts = Counter(map(group, rows))
     counted = ", ".join(f"{counts[name]} {name}" for name in GROUPS)
-    return f"{counted}; `{result['scheme']}`, {_of(result)}.\n\n{table}"
+    return f"{counted}; {_schemes(rows)}, {_of(result)}.\n\n{table}"
+
+
+def _schemes(rows: Sequence[Result]) -> str:
+    """The scheme of most rows that read pictures, and the other one with its types."""
+    by_scheme: dict[str, list[str]] = {}
+    for row in rows:
+        is_text = row.get("tested") == ["text"]
+        by_scheme.setdefault(row["scheme"], []).extend([] if is_text else [row["model_type"]])
+    most, *others = sorted(by_scheme, key=lambda name: -len(by_scheme[name]))
+    said = [f"`{most}`"]
+    for name in others:
+        types = ", ".join(f"`{each}`" for each in by_scheme[name])
+        said.append(f"`{name}` for text{' and ' * bool(types)}{types}")
+    return ", ".join(said)
 
 
 def supports_summary(results: Sequence[Result]) -> str:

@@ -13,15 +13,16 @@ from duotone.report.plots import figure, legend, panels
 RESULTS = Path(__file__).parents[2] / "results"
 TASKS = ("captions", "documents", "sequences")
 # Labels of the rows that are drawn of results/schemes, by their beginning.
-NAMED = ("duotone @", "calibquant @", "minmax @", "lloyd @", "kivi @", "innerq @", "vl-cache @")
+NAMED = ("duotone @", "duotone-whole @", "calibquant @", "minmax @", "lloyd @", "kivi @", "innerq @", "vl-cache @")
 LEAST_KL, MOST_BITS = 3e-6, 5.0
 # The same in every panel; ours strong, the others pale.
 COLOURS = {
     "calibrated (duotone-klt)": "#c2185b",
     "calibrated, whole spans": "#7b1fa2",
+    "duotone": "#1565c0",
     "duotone-parts": "#1565c0",
     "KIVI's axes on spans": "#2e7d32",
-    "duotone": "#64b5f6",
+    "duotone-whole": "#64b5f6",
     "calibquant": "#ffa726",
     "minmax": "#bcaaa4",
     "lloyd": "#ef9a9a",

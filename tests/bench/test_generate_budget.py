@@ -80,7 +80,7 @@ def test_each_budget_has_a_file_that_a_later_run_goes_on_with(tmp_path: Path) ->
     seconds = batch * row["read_s"] + STEPS * row["step_ms"] / 1e3
     assert row["answer_tokens_per_s"] == pytest.approx(batch * STEPS / seconds)
     small["rows"].append({"row": "duotone@1", "failed": True, "reason": "cut off"})
-    first.write_text(json.dumps(small))
+    first.write_text(json.dumps({**small, "commit": "another"}))
     done = run(*TINY, *budgets, "--row", "plain", "--row", "duotone@1")
     assert done.exit_code == 0, done.output
     later = json.loads(first.read_text())["rows"]
@@ -88,6 +88,8 @@ def test_each_budget_has_a_file_that_a_later_run_goes_on_with(tmp_path: Path) ->
     assert [one["row"] for one in later] == ["plain", "duotone@1"]
     assert later[1]["batch"] > 5
     assert later[1]["notes"] == []
+    assert later[1]["commit"] == large["commit"]
+    assert "commit" not in json.loads(second.read_text())["rows"][1]
 
 
 def test_rows_of_another_card_do_not_join_a_file(tmp_path: Path) -> None:

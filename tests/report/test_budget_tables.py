@@ -54,6 +54,14 @@ def test_what_does_not_fit_or_run_is_said() -> None:
     assert "*kivi@2* (10 GB): not measured yet." in table
 
 
+def test_commits_of_later_rows_are_named() -> None:
+    later = row("duotone@1", 40, 10.0, commit="f" * 40, created="2031-02-03T00:00:00+00:00")
+    given = [result(rows=[row("plain", 8, 20.0), later])]
+    for render in (budget_table, budget_summary):
+        (said,) = (line for line in render(given).splitlines() if "commit" in line)
+        assert f"commit {HEADER['commit'][:10]}, ffffffffff; 2031-02-03" in said
+
+
 def test_two_results_of_a_budget_are_refused() -> None:
     with pytest.raises(ValueError, match=r"5 GB\. Remove one"):
         budget_table([result(), result()])

@@ -63,11 +63,13 @@ def run(
 class _File:
     """The result of one budget, and its file in a folder, or none.
 
+    A row that goes on with a file of another commit has its own commit and date.
     Errors: ValueError for a file of another device or other tokens.
     """
 
     def __init__(self, folder: Path | None, header: dict[str, Any]) -> None:
         self.result, self.path = header, None
+        self.stamp = {name: header[name] for name in ("created", "commit")}
         if folder is None:
             return
         model = Path(header["model"]).name.removesuffix(".json")
@@ -83,7 +85,8 @@ class _File:
 
     def add(self, row: dict[str, Any]) -> None:
         """Add a row and write the file: a run that is cut off keeps it."""
-        self.result["rows"].append(row)
+        is_later = self.stamp["commit"] != self.result["commit"]
+        self.result["rows"].append({**row, **self.stamp} if is_later else row)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")

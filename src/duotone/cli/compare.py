@@ -141,7 +141,7 @@ def _answers_table(outcomes: Sequence[Any]) -> Any:
 
 def _answers_header(outcome: Any, outcomes: Sequence[Any]) -> str:
     name = "" if len(outcomes) == 1 else f"{outcome.scheme}\n"
-    return f"{name}{outcome.bits:.3g}-bit answer"
+    return f"{name}{outcome.bits:.2g}-bit answer"
 
 
 def _cell(answer: Any) -> Any:
@@ -162,7 +162,7 @@ def _summary_table(outcome: Any) -> Any:
     from rich.table import Table
 
     memory = outcome.memory
-    table = Table("", "16 bit", f"{outcome.scheme}, {outcome.bits:.3g} bit", "ratio")
+    table = Table("", "16 bit", f"{outcome.scheme}, {outcome.bits:.2g} bit", "ratio")
     visual = ("pictures' cache", "visual_bytes", "visual_dense_equivalent_bytes")
     # Where pictures are no separate spans, pictures are part of the whole, like text.
     parts = [visual] if memory["visual_bytes"] else []

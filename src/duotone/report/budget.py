@@ -56,7 +56,7 @@ def budget_table(results: Sequence[Result]) -> str:
         lines = [_line(result, row) for result in found for row in _measured(result)]
         parts += [f"**{title(found[0])}**", markdown_table(HEADER, lines)]
         parts += ["  \n".join(notes)] if (notes := _notes(found, names)) else []
-    return "\n\n".join([*parts, LEGEND, f"*{source(*results)}.*"])
+    return "\n\n".join([*parts, LEGEND, f"*{_source(results)}.*"])
 
 
 def budget_summary(results: Sequence[Result]) -> str:
@@ -73,7 +73,18 @@ def budget_summary(results: Sequence[Result]) -> str:
         place = f"{one['model']}, {one['visual_tokens']:,}, {one['budget_bytes'] / 1e9:g} GB"
         lines.append([place, *cells])
     table = markdown_table(("model, visual tokens, budget", *names), lines)
-    return "\n\n".join([table, SUMMARY_LEGEND, _ranges(results), f"*{source(*found)}.*"])
+    return "\n\n".join([table, SUMMARY_LEGEND, _ranges(results), f"*{_source(found)}.*"])
+
+
+def _source(results: Sequence[Result]) -> str:
+    """Devices and commits of all files, and of rows that later runs added."""
+    later = [
+        {**result, "created": row["created"], "commit": row["commit"]}
+        for result in results
+        for row in _measured(result)
+        if "commit" in row
+    ]
+    return source(*results, *later)
 
 
 def _summed_up(row: Mapping[str, Any] | None, plain: Mapping[str, float]) -> str:

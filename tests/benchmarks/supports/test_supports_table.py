@@ -8,6 +8,7 @@ import transformers
 
 from benchmarks.supports.table import AS_PUBLISHED, FILE, model_types, row
 from benchmarks.supports.tables import group, supports_summary, supports_table
+from duotone.defaults import CONVERSATIONS, TEXT
 from duotone.hf.model.facts import TESTED_FAMILIES
 
 from paths import REPOSITORY
@@ -21,7 +22,7 @@ ROWS = [
     {**WORKS, "model_type": "new", "graphs": "a window. Or not.", "tested": []},
     {**WORKS, "model_type": "known"},
 ]
-MADE_UP = {"scheme": "kivi", "versions": {"transformers": "6"}, "rows": ROWS}
+MADE_UP = {"versions": {"transformers": "6"}, "rows": [{**row, "scheme": "mixed"} for row in ROWS]}
 
 
 def test_the_tested_types_of_the_page_are_those_of_the_suite() -> None:
@@ -49,6 +50,25 @@ def test_rows_come_in_groups_with_their_words() -> None:
         "Tested: 1 model types of transformers 6, 1 with pictures. "
         "Untested, and passing all checks: 1 more."
     )
+
+
+def test_types_of_another_scheme_are_named() -> None:
+    rows = [dict(row) for row in MADE_UP["rows"]]
+    rows[2]["scheme"] = "stream"
+    rows.append({**WORKS, "model_type": "words", "tested": ["text"], "scheme": "stream"})
+    said = supports_table([{**MADE_UP, "rows": rows}]).splitlines()[0]
+    assert said.endswith("; `mixed`, `stream` for text and `new`, transformers 6.")
+    rows[2]["scheme"] = "mixed"
+    said = supports_table([{**MADE_UP, "rows": rows}]).splitlines()[0]
+    assert said.endswith("; `mixed`, `stream` for text, transformers 6.")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scheme"), [("internvl", CONVERSATIONS), ("idefics2", TEXT), ("llama", TEXT)]
+)
+def test_a_row_is_of_the_recommended_scheme(model_type: str, scheme: str) -> None:
+    assert (found := row(model_type))["scheme"] == scheme
+    assert found["cache"] is None
 
 
 def test_a_type_that_no_model_is_made_of_is_refused_by_its_config() -> None:
