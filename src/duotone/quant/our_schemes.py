@@ -56,8 +56,9 @@ def duotone(bits: int = 1) -> CacheSpec:
     At 1 and 2 bits, the tokens of a span that stand out have codes of their own. Both parts have
     channels of unequal width, ordered by their weighted variance. Levels are fitted to the tokens
     that stand out, and a gain restores what tokens share and few levels lose. More bits need one
-    part and one width. Scales and middles of levels have 8 bits; with codes of 8 bits they have 16,
-    since rounding would move levels by whole steps.
+    part and one width. Scales and middles of levels have 8 bits. Codes of 8 bits need 16, since
+    rounding would move levels by whole steps. So do biases of keys of several hundred (Qwen2.5); a
+    cache gives 16 bits to layers that have them.
     """
     if bits not in PARTS:
         return _one_width(bits, "float8" if bits in FLOAT8_BITS else "float16")

@@ -50,7 +50,7 @@ def divergence(model: PreTrainedModel, spec: CacheSpec) -> float:
 
 
 @pytest.mark.parametrize(
-    "scheme", ["duotone@1", "duotone-mixed@2", "kivi@2", "duotone-parts8@1", "duotone-parts8@2"]
+    "scheme", ["duotone@1", "duotone-mixed@2", "kivi@2", "duotone@2", "duotone@3"]
 )
 def test_a_range_per_channel_bears_large_biases(scheme: str) -> None:
     name, bits = scheme.split("@")
@@ -74,7 +74,7 @@ def widths_of(spec: CacheSpec, layer: int) -> set[str]:
 
 
 def test_extreme_layers_have_parameters_of_16_bits() -> None:
-    spec, model = duotone.scheme("duotone-parts8", bits=1), with_biases(NORMS)
+    spec, model = duotone.scheme("duotone", bits=1), with_biases(NORMS)
     cache = QuantizedCache(model, spec)
     assert [widths_of(cache.spec, i) for i in range(3)] == [{"float16"}, {"float8"}, {"float16"}]
     assert QuantizedCache(model, cache.spec).spec == cache.spec
@@ -84,7 +84,7 @@ def test_extreme_layers_have_parameters_of_16_bits() -> None:
 
 
 def test_a_plan_counts_parameters_of_extreme_layers() -> None:
-    spec, model = duotone.scheme("duotone-parts8", bits=1), with_biases(NORMS)
+    spec, model = duotone.scheme("duotone", bits=1), with_biases(NORMS)
     cache = QuantizedCache(model, spec)
     model(**inputs("qwen2_5_vl", [[20, *["image"] * 8, 150]]), past_key_values=cache)
     pictures = {"visual_tokens": 32, "images": 8}  # of four tokens each
@@ -94,7 +94,7 @@ def test_a_plan_counts_parameters_of_extreme_layers() -> None:
 
 def test_a_file_says_how_its_codes_are_kept(tmp_path) -> None:
     """Other weights of the same shapes may read it, and need no parameters of 16 bits."""
-    spec, path = duotone.scheme("duotone-parts8", bits=1), tmp_path / "cache.safetensors"
+    spec, path = duotone.scheme("duotone", bits=1), tmp_path / "cache.safetensors"
     given = inputs("qwen2_5_vl", [[20, *["image"] * 8, 150]])
     for norms, others in ((NORMS, (0.0,) * 3), ((0.0,) * 3, NORMS)):
         model = with_biases(norms)
