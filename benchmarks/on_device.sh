@@ -91,8 +91,8 @@ presets_speed() {
       [ "$SMALL" ] || kernels
       ;;
     1)
-      presets_generate h200-b32 --batch ${SMALL:-32} --tokens ${SMALL:-8292} --new-tokens 60 \
-        --calls 2 --row plain
+      presets_generate h200-b32 --batch ${SMALL:-32} --tokens 8292 --new-tokens 60 --calls 2 \
+        --row plain ${SMALL:+--tokens 60}
       ;;
     2) [ "$SMALL" ] || for model in 26b 8b; do budget_rows $model 3328; done ;;
     3) [ "$SMALL" ] || for model in 26b 8b; do budget_rows $model 8192; done ;;

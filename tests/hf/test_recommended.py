@@ -62,7 +62,8 @@ def test_text_with_marked_embeddings_has_a_scheme_of_pictures() -> None:
     with duotone.enable(model, visual_mask=mask) as session:
         model.generate(inputs_embeds=embeds, max_new_tokens=2, do_sample=False)
     assert session.cache.spec == chosen.spec
-    assert session.cache.ledger.state.visual.lengths.tolist() == [25]
+    state = session.cache.ledger.state
+    assert (state.visual.lengths + state.background.lengths).tolist() == [25]
     with pytest.raises(ValueError, match="visual_mask"):
         recommend(model, visual_mask=mask[0])
 

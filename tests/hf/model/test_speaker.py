@@ -29,7 +29,8 @@ def test_a_cache_hears_of_the_steps_of_the_part_that_speaks(
     with duotone.enable(model, SPEC) as session:
         duotone_answer = model.generate(**given, max_new_tokens=4, do_sample=False)
         clone = copy.deepcopy(model)
-    assert session.cache.ledger.state.visual.lengths.tolist() == [4, 4]
+    state = session.cache.ledger.state
+    assert (state.visual.lengths + state.background.lengths).tolist() == [4, 4]
     session.cache.save(tmp_path / "cache.safetensors")
     loaded = QuantizedCache.load(tmp_path / "cache.safetensors", model)
     assert loaded.length == session.cache.length
