@@ -32,11 +32,9 @@ from training.zoo.train import HELD_OUT, Feed
 
 PARTS = ("kl", "kl_pictures", "kl_text")
 KIVI = "kivi@2, released"
-PROPOSED = "duotone-mixed@4, parts8@1, recent 32"
-WINDOW, GROUP_BITS = (
-    128,
-    1,
-)  # of KIVI's code: recent tokens; a scale and a zero-point for 32 numbers
+PROPOSED = "duotone-mixed@4, recent 32"
+# Of KIVI's code: recent tokens; a scale and a zero-point for 32 numbers.
+WINDOW, GROUP_BITS = 128, 1
 
 
 def with_pictures(spec: CacheSpec, pictures: CacheSpec) -> CacheSpec:
@@ -46,17 +44,16 @@ def with_pictures(spec: CacheSpec, pictures: CacheSpec) -> CacheSpec:
 
 
 def default() -> dict[str, CacheSpec]:
-    """{label: spec}: KIVI, the default, and two that have pictures in parts.
+    """{label: spec}: KIVI, the default, the same with whole pictures, and one with other text.
 
     The last has text in more bits and a shorter window: fewer bytes where pictures are most tokens.
     """
-    mixed, parts = duotone.scheme("duotone-mixed", bits=2), duotone.scheme("duotone-parts8", bits=1)
-    wide = duotone.scheme("duotone-mixed", bits=4).replace(recent=32)
+    mixed = duotone.scheme("duotone-mixed", bits=2)
     return {
         KIVI: duotone.scheme("kivi", bits=2, released=True),
         "duotone-mixed@2": mixed,
-        "duotone-mixed@2, parts8@1": with_pictures(mixed, parts),
-        PROPOSED: with_pictures(wide, parts),
+        "duotone-mixed@2, whole pictures": with_pictures(mixed, duotone.scheme("duotone-whole")),
+        PROPOSED: duotone.scheme("duotone-mixed", bits=4).replace(recent=32),
     }
 
 
@@ -65,7 +62,7 @@ def presets() -> dict[str, CacheSpec]:
     mixed = duotone.scheme("duotone-mixed", bits=2)
     return {
         "kivi@2": duotone.scheme("kivi", bits=2),
-        "duotone-mixed@2, parts8@2": with_pictures(mixed, duotone.scheme("duotone-parts8", bits=2)),
+        "duotone-mixed@2, duotone@2": with_pictures(mixed, duotone.scheme("duotone", bits=2)),
         "duotone-stream@2": duotone.scheme("duotone-stream", bits=2),
         "duotone-mixed@1": duotone.scheme("duotone-mixed", bits=1),
     }
@@ -87,17 +84,15 @@ def rivals() -> dict[str, CacheSpec]:
 def ablations() -> dict[str, CacheSpec]:
     """{label: spec}: the default and its successor with one part changed."""
     mixed, wide = duotone.scheme("duotone-mixed", bits=2), default()[PROPOSED]
-    text = mixed.text
+    text, exact = mixed.text, duotone.scheme("dense")
     key, value = text.key.replace(bits=4, eta=0.0), text.value.replace(bits=4, eta=0.0)
-    parts2 = duotone.scheme("duotone-parts8", bits=2)
-    exact = {"visual": "dense", "background": None, "layers": ()}
     return {
-        "duotone-mixed@2, pictures in 16 bit": mixed.replace(visual="dense"),
+        "duotone-mixed@2, pictures in 16 bit": with_pictures(mixed, exact),
         "duotone-mixed@2, K of text in 4 bits": mixed.replace(text=text.replace(key=key)),
         "duotone-mixed@2, V of text in 4 bits": mixed.replace(text=text.replace(value=value)),
         "duotone-mixed@2, recent 32": mixed.replace(recent=32),
-        f"{PROPOSED}, pictures in 16 bit": wide.replace(**exact),
-        f"{PROPOSED}, pictures by parts8@2": with_pictures(wide, parts2),
+        f"{PROPOSED}, pictures in 16 bit": with_pictures(wide, exact),
+        f"{PROPOSED}, duotone@2": with_pictures(wide, duotone.scheme("duotone", bits=2)),
         f"{PROPOSED}, text in 3 bits": wide.replace(
             text=duotone.scheme("duotone-stream", bits=3).text
         ),

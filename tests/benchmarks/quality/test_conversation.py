@@ -104,9 +104,9 @@ def test_windows_of_the_model_do_not_count() -> None:
 def test_sets_share_no_rows() -> None:
     sets = [rows() for rows in conversation.SETS.values()]
     assert len({name for rows in sets for name in rows}) == sum(map(len, sets))
-    parts = conversation.default()["duotone-mixed@2, parts8@1"]
-    assert (parts.text, parts.sink, parts.recent) == (duotone.scheme("duotone-mixed").text, 4, 96)
-    assert parts.background == duotone.scheme("duotone-parts8").background
+    whole = conversation.default()["duotone-mixed@2, whole pictures"]
+    assert (whole.text, whole.sink, whole.recent) == (duotone.scheme("duotone-mixed").text, 4, 96)
+    assert (whole.visual, whole.background) == (duotone.scheme("duotone-whole").visual, None)
 
 
 def test_windows_of_kivi_are_as_published() -> None:
