@@ -169,7 +169,15 @@ def scheme_table(results: Sequence[Result]) -> str:
 
 # Rows of docs/table.md: a width or two of every kind of scheme.
 PICTURES = ("duotone @1", "duotone-whole @1", "calibquant @1", "xquant", "duotone @2")
-PICTURES += ("calibquant @2", "minmax @2", "lloyd @2", "kivi @2", "innerq @2", "vl-cache @4", "pyramidinfer @4")
+PICTURES += (
+    "calibquant @2",
+    "minmax @2",
+    "lloyd @2",
+    "kivi @2",
+    "innerq @2",
+    "vl-cache @4",
+    "pyramidinfer @4",
+)
 TEXTS = (REFERENCE, "kivi @2", "kivi-sink @2", "innerq @2", "innerq @2, symmetric")
 TEXTS += ("xquant, pairs of V", "kivi @1", "innerq @1", "asymkv")
 

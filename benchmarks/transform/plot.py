@@ -13,7 +13,16 @@ from duotone.report.plots import figure, legend, panels
 RESULTS = Path(__file__).parents[2] / "results"
 TASKS = ("captions", "documents", "sequences")
 # Labels of the rows that are drawn of results/schemes, by their beginning.
-NAMED = ("duotone @", "duotone-whole @", "calibquant @", "minmax @", "lloyd @", "kivi @", "innerq @", "vl-cache @")
+NAMED = (
+    "duotone @",
+    "duotone-whole @",
+    "calibquant @",
+    "minmax @",
+    "lloyd @",
+    "kivi @",
+    "innerq @",
+    "vl-cache @",
+)
 LEAST_KL, MOST_BITS = 3e-6, 5.0
 # The same in every panel; ours strong, the others pale.
 COLOURS = {

@@ -71,7 +71,9 @@ def test_every_row_is_compared_with_the_copy(by_torch):
     ]
     assert all(row["over_copy"] == dict.fromkeys(METHODS, 1.0) for row in [copy, *captured])
     assert [row["row"] for row in eager] == [
-        f"{name}, {how}" for name in ("transform coded, 1 bit", "duotone-whole") for how in ("by torch",)
+        f"{name}, {how}"
+        for name in ("transform coded, 1 bit", "duotone-whole")
+        for how in ("by torch",)
     ]
     only_clean = dict.fromkeys(METHODS) | {"clean": 1.0}
     assert all(row["over_copy"] == only_clean for row in eager)

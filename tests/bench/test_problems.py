@@ -112,7 +112,9 @@ def test_a_layer_that_shares_codes_has_them_apart_and_reads_as_many_bytes():
     assert copy.key_codes.data_ptr() != shared.segments[0].records.key_codes.data_ptr()
 
 
-@pytest.mark.parametrize(("name", "per_token"), [("duotone-whole", 38.25), ("duotone-whole, 2 bit", 71.75)])
+@pytest.mark.parametrize(
+    ("name", "per_token"), [("duotone-whole", 38.25), ("duotone-whole, 2 bit", 71.75)]
+)
 def test_channels_of_unequal_bits_are_in_records_with_their_parameters(name, per_token):
     problem = laid_out(SCHEMES[name].problem(Shape(2, 8, 2, 320), CPU))
     used = bytes_of(problem)

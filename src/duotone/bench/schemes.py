@@ -128,7 +128,10 @@ def bench_schemes() -> list[BenchScheme]:
         BenchScheme("duotone-whole, K by span", by_span.key, by_span.value),
         *(
             BenchScheme(f"{name}, 8-bit parameters", *_in_8_bits(visual))
-            for name, visual in (("duotone-whole", presets[1]), ("duotone-whole, K by span", by_span))
+            for name, visual in (
+                ("duotone-whole", presets[1]),
+                ("duotone-whole, K by span", by_span),
+            )
         ),
         *_parts(),
         BenchScheme("transform coded, 1 bit", coefficients, coefficients),
