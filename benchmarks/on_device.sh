@@ -45,8 +45,7 @@ budget_rows() {
 # Captions need pycocoevalcap, which may have been carried along; METEOR follows on a CPU:
 # python -m benchmarks.quality.table --rescore FOLDER --out NEW
 presets() {
-  rm -rf /tmp/results/budget
-  python -m benchmarks.generate.kept results/budget /tmp/results/budget duotone duotone-mixed $ON
+  [ "$1" = quality ] || presets_of_budgets
   for gpu in 0 1 2 3; do
     CUDA_VISIBLE_DEVICES=$gpu "presets_$1" $gpu > "/tmp/results/presets-$1-$gpu.log" 2>&1 &
     lanes="$lanes $!"
@@ -56,6 +55,10 @@ presets() {
   kill $!
   keep
   tail -n 3 /tmp/results/presets-"$1"-*.log
+}
+
+presets_of_budgets() {
+  python -m benchmarks.generate.kept results/budget /tmp/results/budget duotone duotone-mixed $ON
 }
 
 ON=${SMALL:+--device cpu}
