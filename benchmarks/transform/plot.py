@@ -24,7 +24,8 @@ NAMED = (
     "vl-cache @",
 )
 LEAST_KL, MOST_BITS = 3e-6, 5.0
-# The same in every panel; ours strong, the others pale.
+# The same in every panel; ours strong, the others pale. Files of widths have `duotone-parts`, which
+# `duotone` is made of.
 COLOURS = {
     "calibrated (duotone-klt)": "#c2185b",
     "calibrated, whole spans": "#7b1fa2",

@@ -166,7 +166,7 @@ def test_a_quantized_folder_is_counted_by_its_tensors(tmp_path):
         (row,) = found.get("plan", found)["card"]["rows"]
         assert row["weights_bytes"] == report["bytes"]["after"]["total"]
     # Sizes of queries weigh channels for unequal bits: the folder's weights have no numbers here.
-    for scheme in ("duotone@1", "duotone-parts8@1"):
+    for scheme in ("duotone@1", "duotone-whole@1"):
         assert run("plan", "--model", folder, "--memory", "10MB", "--scheme", scheme).exit_code == 0
     again = ("plan", "--model", folder, "--memory", "10MB", "--weights", "rtn-w4a8")
     assert "quantized already" in error_of(*again)
