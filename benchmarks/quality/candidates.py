@@ -6,73 +6,9 @@ name says what differs from `BASE`, the preset of before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from duotone import CacheSpec, KVSpec, LayerRule, TensorSpec
-
-# Classes of channels (bits, share of channels); an integer: all channels in so many bits.
-Channels = tuple[tuple[int, float], ...] | int
-
-
-@dataclass(frozen=True)
-class Part:
-    """Channels of K and of V of one part of a span."""
-
-    key: Channels
-    value: Channels
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A candidate. share: of the tokens in front. energies, gains: of K and of V.
-
-    short: `CacheSpec.short_foreground`.
-    back: None for spans in one part. first: back of the first layer, if it is another one: its keys
-    are those of single tokens, of which none stands out.
-    """
-
-    front: Part
-    back: Part | None = None
-    share: float = 3 / 8
-    short: tuple[int, float] | None = None
-    energies: tuple[float, float] = (1.0, 1.5)
-    gains: tuple[float | str, float | str] = ("fit", "fit")
-    first: Part | None = None
-    levels: str = "lloyd"
-
-    @property
-    def spec(self) -> CacheSpec:
-        """Spec with scales and middles of levels in 8 bits."""
-        rules = ()
-        if self.first is not None:
-            rules = (LayerRule(0, 1, background=self._policy(self.first)),)
-        return CacheSpec(
-            visual=self._policy(self.front),
-            background=None if self.back is None else self._policy(self.back),
-            foreground=self.share,
-            short_foreground=self.short,
-            ranges="run",
-            layers=rules,
-        )
-
-    def _policy(self, part: Part) -> KVSpec:
-        return KVSpec(self._tensor(part.key, 0), self._tensor(part.value, 1))
-
-    def _tensor(self, channels: Channels, which: int) -> TensorSpec:
-        width = {"bits": channels} if isinstance(channels, int) else {"classes": channels}
-        return TensorSpec(
-            **width,
-            levels=self.levels,
-            energy=self.energies[which],
-            gain=self.gains[which],
-            param_dtype="float8",
-        )
-
-
-def same(channels: Channels) -> Part:
-    """One rule for K and V."""
-    return Part(channels, channels)
-
+from duotone.quant.our_schemes import Part, Parts, same
 
 _FRONT_1 = Part(((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)))
 _FRONT_2 = Part(((4, 3 / 4), (2, 1 / 4)), ((4, 1 / 2), (2, 1 / 2)))

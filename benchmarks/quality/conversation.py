@@ -26,6 +26,7 @@ import duotone
 from benchmarks.quality.talks import Talk, talk, trained_length
 from benchmarks.quality.zoo import _on, ratio
 from duotone import CacheSpec, QuantizedCache
+from duotone.quant.our_schemes import with_pictures
 from duotone.report.provenance import stamp, write_new_json
 from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
@@ -35,12 +36,6 @@ KIVI = "kivi@2, released"
 PROPOSED = "duotone-mixed@4, recent 32"
 # Of KIVI's code: recent tokens; a scale and a zero-point for 32 numbers.
 WINDOW, GROUP_BITS = 128, 1
-
-
-def with_pictures(spec: CacheSpec, pictures: CacheSpec) -> CacheSpec:
-    """Spec with the visual half of another one."""
-    names = ("visual", "background", "foreground", "ranges", "layers")
-    return spec.replace(**{name: getattr(pictures, name) for name in names})
 
 
 def default() -> dict[str, CacheSpec]:

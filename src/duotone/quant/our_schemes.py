@@ -14,38 +14,91 @@ def visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
     return CacheSpec(visual=KVSpec(key, value), text="dense", **cache)  # type: ignore[arg-type]
 
 
-# Classes of channels (bits, share); an integer: all channels in so many bits.
+def with_pictures(spec: CacheSpec, pictures: CacheSpec) -> CacheSpec:
+    """Spec with the visual half of another one."""
+    names = ("visual", "background", "foreground", "short_foreground", "ranges", "layers")
+    return spec.replace(**{name: getattr(pictures, name) for name in names})
+
+
+# Classes of channels (bits, share of channels); an integer: all channels in so many bits.
 Channels = tuple[tuple[int, float], ...] | int
-_SIGNS = ((1, 1 / 2),)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Channels of K and of V of one part of a span."""
+
+    key: Channels
+    value: Channels
+
+
+def same(channels: Channels) -> Part:
+    """One rule for K and V."""
+    return Part(channels, channels)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A span's tokens in two parts. share: in front; others: classes of K and of V.
+    """A span's tokens in two parts. share: in front. energies, gains: of K and of V.
 
-    first: in back of the first layer. Its keys are those of single tokens, of which none stands
-    out: channels without codes cost more there than in all other layers.
+    short: `CacheSpec.short_foreground`.
+    back: None for spans in one part. first: back of the first layer, if it is another one. Its keys
+    are those of single tokens, of which none stands out: channels without codes cost more there
+    than in all other layers.
     """
 
-    share: float
-    front: tuple[Channels, Channels]
-    back: tuple[Channels, Channels]
-    first: tuple[Channels, Channels]
+    front: Part
+    back: Part | None = None
+    share: float = 3 / 8
+    short: tuple[int, float] | None = None
+    energies: tuple[float, float] = (1.0, 1.5)
+    gains: tuple[float | str, float | str] = ("fit", "fit")
+    first: Part | None = None
+    levels: str = "lloyd"
+
+    @property
+    def spec(self) -> CacheSpec:
+        """Spec with scales and middles of levels in 8 bits."""
+        rules = ()
+        if self.first is not None:
+            rules = (LayerRule(0, 1, background=self._policy(self.first)),)
+        return CacheSpec(
+            visual=self._policy(self.front),
+            background=None if self.back is None else self._policy(self.back),
+            foreground=self.share,
+            short_foreground=self.short,
+            ranges="run",
+            layers=rules,
+        )
+
+    def _policy(self, part: Part) -> KVSpec:
+        return KVSpec(self._tensor(part.key, 0), self._tensor(part.value, 1))
+
+    def _tensor(self, channels: Channels, which: int) -> TensorSpec:
+        width = {"bits": channels} if isinstance(channels, int) else {"classes": channels}
+        return TensorSpec(
+            **width,
+            levels=self.levels,
+            energy=self.energies[which],
+            gain=self.gains[which],
+            param_dtype="float8",
+        )
 
 
+_SIGNS = ((1, 1 / 2),)
 # By bits.
 PARTS = {
     1: Parts(
+        front=Part(((2, 3 / 4),), ((2, 1 / 2), (1, 1 / 2))),
+        back=same(_SIGNS),
         share=0.42,
-        front=(((2, 3 / 4),), ((2, 1 / 2), (1, 1 / 2))),
-        back=(_SIGNS, _SIGNS),
-        first=(1, _SIGNS),
+        first=Part(1, _SIGNS),
     ),
     2: Parts(
+        front=Part(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4))),
+        back=Part(((2, 1 / 2), (1, 1 / 2)), ((2, 1 / 4), (1, 3 / 4))),
         share=0.32,
-        front=(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4))),
-        back=(((2, 1 / 2), (1, 1 / 2)), ((2, 1 / 4), (1, 3 / 4))),
-        first=(2, 2),
+        first=same(2),
     ),
 }
 
@@ -60,27 +113,9 @@ def duotone(bits: int = 1) -> CacheSpec:
     rounding would move levels by whole steps. So do biases of keys of several hundred (Qwen2.5); a
     cache gives 16 bits to layers that have them.
     """
-    if bits not in PARTS:
-        return _one_width(bits, "float8" if bits in FLOAT8_BITS else "float16")
-    parts = PARTS[bits]
-    return CacheSpec(
-        visual=_fitted(*parts.front),
-        background=_fitted(*parts.back),
-        foreground=parts.share,
-        ranges="run",
-        layers=(LayerRule(0, 1, background=_fitted(*parts.first)),),
-    )
-
-
-def _fitted(key: Channels, value: Channels) -> KVSpec:
-    return KVSpec(_fitted_tensor(key, 1.0), _fitted_tensor(value, 1.5))
-
-
-def _fitted_tensor(channels: Channels, energy: float) -> TensorSpec:
-    fitted = TensorSpec(levels="lloyd", gain="fit", energy=energy, param_dtype="float8")
-    if isinstance(channels, int):
-        return fitted.replace(bits=channels)
-    return fitted.replace(classes=channels)
+    if bits in PARTS:
+        return PARTS[bits].spec
+    return _one_width(bits, "float8" if bits in FLOAT8_BITS else "float16")
 
 
 def _one_width(bits: int, param_dtype: str) -> CacheSpec:
@@ -131,9 +166,7 @@ def stream(bits: int = 2) -> CacheSpec:
 
 def mixed(bits: int = 2) -> CacheSpec:
     """`duotone` at 1 bit for visual spans, `bits` for the stream of text and generated tokens."""
-    one = duotone()
-    parts = {name: getattr(one, name) for name in ("visual", "background", "foreground", "layers")}
-    return stream(bits).replace(ranges="run", **parts)
+    return with_pictures(stream(bits), duotone())
 
 
 def _shipped(name: str) -> CacheSpec:

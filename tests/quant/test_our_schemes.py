@@ -1,0 +1,28 @@
+from dataclasses import replace
+
+from duotone import scheme
+from duotone.quant.our_schemes import PARTS, Part, Parts, with_pictures
+
+VISUAL = {"visual", "background", "foreground", "short_foreground", "ranges", "layers"}
+
+
+def test_mixed_has_the_pictures_of_duotone_beside_the_text_of_a_stream() -> None:
+    mixed, ours, text = (scheme(name) for name in ("duotone-mixed", "duotone", "duotone-stream"))
+    assert {name: mixed.to_dict()[name] for name in VISUAL} == {
+        name: ours.to_dict()[name] for name in VISUAL
+    }
+    assert (mixed.text, mixed.sink, mixed.recent) == (text.text, text.sink, text.recent)
+
+
+def test_short_spans_keep_their_share_in_another_text() -> None:
+    pictures = replace(PARTS[1], share=0.5, short=(128, 0.3)).spec
+    spec = with_pictures(scheme("duotone-stream"), pictures)
+    assert spec.foreground_of(100) == 30
+    assert spec.foreground_of(200) == pictures.foreground_of(200) == 100
+
+
+def test_parts_without_a_back_are_whole_spans() -> None:
+    spec = Parts(Part(2, ((4, 1 / 2), (1, 1 / 2))), gains=("fit", 1.2)).spec
+    assert (spec.background, spec.layers) == (None, ())
+    assert (spec.visual.key.bits, spec.visual.key.gain, spec.visual.value.gain) == (2, "fit", 1.2)
+    assert spec.visual.value.classes == ((4, 0.5), (1, 0.5))
