@@ -81,7 +81,7 @@ def _does_not_fit(spec: CacheSpec, head_dim: int) -> bool:
 
 def test_a_device_and_a_window_are_reasons_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SHAPES["64"]
-    everything = {"visual", "text", DENSE}
+    everything = {"visual", "background", "text", DENSE}
     assert resolve(SPECS["mixed"], shape).reasons == dict.fromkeys(everything)
     slides = resolve(SPECS["mixed"], shape, sliding=True).reasons
     assert slides == dict.fromkeys(everything, SLIDING)

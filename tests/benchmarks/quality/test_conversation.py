@@ -104,8 +104,9 @@ def test_windows_of_the_model_do_not_count() -> None:
 def test_sets_share_no_rows() -> None:
     sets = [rows() for rows in conversation.SETS.values()]
     assert len({name for rows in sets for name in rows}) == sum(map(len, sets))
-    whole = conversation.default()["duotone-mixed@2, whole pictures"]
-    assert (whole.text, whole.sink, whole.recent) == (duotone.scheme("duotone-mixed").text, 4, 96)
+    default = conversation.default()
+    mixed, whole = default["duotone-mixed@2"], default["duotone-mixed@2, whole pictures"]
+    assert conversation.with_pictures(whole, mixed) == mixed
     assert (whole.visual, whole.background) == (duotone.scheme("duotone-whole").visual, None)
 
 
