@@ -59,7 +59,7 @@ def test_best_tau_takes_the_score_then_agreement_then_the_smaller_pair():
 @pytest.mark.slow
 def test_the_file_holds_all_rows_differences_and_the_grid(data):
     assert data["task"] == "tiny"
-    assert len(data["schemes"]) == 1 + 4 * 7 + 2 * 2 + 5
+    assert len(data["schemes"]) == 1 + 4 * 9 + 2 * 2 + 5
     assert len(data["tau_grid"]["metrics"]) == 1 + 48
     prefixes = {"calibquant-1", "calibquant-paper-1", "calibquant-paper-2"}
     assert set(data["tau_grid"]["chosen"]) == prefixes
