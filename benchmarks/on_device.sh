@@ -37,8 +37,8 @@ budget_rows() {
   shift 2
   python -m duotone bench generate --model "internvl2.5-$model" --tokens "$tokens" "$@" \
     --budget 5GB,10GB,15GB,20GB,25GB,30GB --out /tmp/results/budget \
-    --row plain --row duotone@1 --row calibrated@1 --row duotone-mixed@2 --row "plain, rtn-w8a8" \
-    --row "duotone@1, rtn-w8a8" --row "calibrated@1, rtn-w8a8" --row "duotone-mixed@2, rtn-w8a8"
+    --row plain --row duotone@1 --row calibrated@1 --row duotone-mixed@4 --row "plain, rtn-w8a8" \
+    --row "duotone@1, rtn-w8a8" --row "calibrated@1, rtn-w8a8" --row "duotone-mixed@4, rtn-w8a8"
 }
 
 # All that names `duotone` and `duotone-mixed`, for where these have become other specs; a lane per GPU.
@@ -107,7 +107,7 @@ presets_generate() {
   shift
   rm -f "$out"
   python -m duotone bench generate --out "$out" "$@" --row "StaticCache, compiled" --row duotone@1 \
-    --row duotone-mixed@2 --row kivi@2 --row "plain, rtn-w4a8" --row "duotone@1, rtn-w4a8" $ON \
+    --row duotone-mixed@4 --row kivi@2 --row "plain, rtn-w4a8" --row "duotone@1, rtn-w4a8" $ON \
     ${SMALL:+--model tiny}
 }
 

@@ -133,7 +133,7 @@ SCHEMES: dict[str, Scheme] = {
         "KIVI's groups with end points moved in for all tokens, a window of 96 in 16 bit", stream
     ),
     "duotone-mixed": Scheme(
-        "duotone's 1 bit for visual spans, duotone-stream's 2 bits for text and generated tokens",
+        "duotone's 1 bit for visual spans, `bits` of duotone-stream for text and generated tokens",
         mixed,
     ),
     "vl-cache": Scheme(

@@ -209,7 +209,11 @@ def test_bits_of_spans_have_bounds() -> None:
 
 @pytest.mark.parametrize(
     ("bits", "name"),
-    [(1, "K of 2 bits, .42, first signs"), (2, "even, back wider, .32, first 2 bits")],
+    [
+        (1, "sharp, K of 2 bits, V gain 1.2"),
+        (2, "even, first 2 bits, V gain 1.1"),
+        (4, "whole, min/max"),
+    ],
 )
 def test_a_preset_is_a_candidate(bits: int, name: str) -> None:
     assert scheme("duotone", bits=bits) == CANDIDATES[bits][name].spec

@@ -105,7 +105,7 @@ def test_sets_share_no_rows() -> None:
     sets = [rows() for rows in conversation.SETS.values()]
     assert len({name for rows in sets for name in rows}) == sum(map(len, sets))
     default = conversation.default()
-    mixed, whole = default["duotone-mixed@2"], default["duotone-mixed@2, whole pictures"]
+    mixed, whole = (default[conversation.OURS + part] for part in ("", ", whole pictures"))
     assert conversation.with_pictures(whole, mixed) == mixed
     assert (whole.visual, whole.background) == (duotone.scheme("duotone-whole").visual, None)
 
