@@ -1,17 +1,23 @@
 from dataclasses import replace
 
+import pytest
+
 from duotone import scheme
 from duotone.quant.our_schemes import PARTS, Part, Parts, with_pictures
 
 VISUAL = {"visual", "background", "foreground", "short_foreground", "ranges", "layers"}
 
 
-def test_mixed_has_the_pictures_of_duotone_beside_the_text_of_a_stream() -> None:
-    mixed, ours, text = (scheme(name) for name in ("duotone-mixed", "duotone", "duotone-stream"))
+@pytest.mark.parametrize(("bits", "recent"), [(2, 96), (4, 32)])
+def test_mixed_has_the_pictures_of_duotone_beside_the_text_of_a_stream(
+    bits: int, recent: int
+) -> None:
+    mixed, text = (scheme(name, bits=bits) for name in ("duotone-mixed", "duotone-stream"))
+    ours = scheme("duotone", bits=1)
     assert {name: mixed.to_dict()[name] for name in VISUAL} == {
         name: ours.to_dict()[name] for name in VISUAL
     }
-    assert (mixed.text, mixed.sink, mixed.recent) == (text.text, text.sink, text.recent)
+    assert (mixed.text, mixed.sink, mixed.recent) == (text.text, text.sink, recent)
 
 
 def test_short_spans_keep_their_share_in_another_text() -> None:

@@ -171,7 +171,7 @@ def stream(bits: int = 2) -> CacheSpec:
 def mixed(bits: int = 4) -> CacheSpec:
     """`duotone` at 1 bit for visual spans, `bits` for the stream of text and generated tokens.
 
-    From 4 bits up the window has 32 tokens: codes that lose little need few exact tokens after them.
+    From 4 bits up the window has 32 tokens: such text loses little without a longer one.
     """
     text = stream(bits) if bits < 4 else stream(bits).replace(recent=32)
     return with_pictures(text, duotone())
