@@ -119,7 +119,7 @@ def bits() -> str:
     for width, fill, ink, name in (
         (44, BITS[16], "#fff", "16"),
         (250, BITS[1], INK, "1 bit, a span per picture"),
-        (170, BITS[2], "#fff", "2 bit, groups of 32"),
+        (170, BITS[4], "#fff", "4 bit, groups of 32"),
         (116, BITS[16], "#fff", "16 bit"),
     ):
         parts += [

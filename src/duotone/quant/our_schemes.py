@@ -112,10 +112,11 @@ def duotone(bits: int = 1) -> CacheSpec:
 
     At 1 and 2 bits, the tokens of a span that stand out have codes of their own. Both parts have
     channels of unequal width, ordered by their weighted variance. Levels are fitted to the tokens
-    that stand out, and a gain restores what tokens share and few levels lose. More bits need one
-    part and one width. Scales and middles of levels have 8 bits. Codes of 8 bits need 16, since
-    rounding would move levels by whole steps. So do biases of keys of several hundred (Qwen2.5); a
-    cache gives 16 bits to layers that have them.
+    that stand out. A gain restores what tokens share and few levels lose: K's is fitted, V's lies
+    above its least squares. More bits need one part and one width. At 4 bits min/max codes lose
+    least. Scales and middles of levels have 8 bits. Codes of 8 bits need 16, since rounding would
+    move levels by whole steps. So do biases of keys of several hundred (Qwen2.5); a cache gives 16
+    bits to layers that have them.
     """
     if bits in PARTS:
         return PARTS[bits].spec

@@ -56,7 +56,7 @@ SCHEMES: dict[str, Scheme] = {
     "duotone": Scheme(
         "Our data-free default, with constants of five models: up to 2 bits each picture's tokens "
         "in two parts, those that stand out from its mean key with most of the bits; channels of "
-        "unequal width, fitted gains, scales and middles of levels in 8 bits",
+        "unequal width, gains about the mean, min/max at 4 bits, parameters in 8 bits",
         duotone,
     ),
     "duotone-whole": Scheme(
@@ -133,7 +133,8 @@ SCHEMES: dict[str, Scheme] = {
         "KIVI's groups with end points moved in for all tokens, a window of 96 in 16 bit", stream
     ),
     "duotone-mixed": Scheme(
-        "duotone's 1 bit for visual spans, `bits` of duotone-stream for text and generated tokens",
+        "duotone's 1 bit for visual spans, duotone-stream's codes for text and generated tokens, "
+        "by default of 4 bits and with a window of 32",
         mixed,
     ),
     "vl-cache": Scheme(
