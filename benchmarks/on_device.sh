@@ -80,6 +80,8 @@ presets_quality() {
       $QUALITY ingredients --tasks $task $later --n ${SMALL:-500} --calibration ${SMALL:-200} $end \
         --out /tmp/results/quality &
     done
+    $QUALITY schemes --tasks $task --n ${SMALL:-200} $end --out /tmp/results/schemes-stream \
+      --rows "duotone-stream @2, own window;duotone-mixed @2;duotone-mixed @4" &
     python -m benchmarks.transform.table widths --tasks $task --samples ${SMALL:-200} \
       --calibration ${SMALL:-64} --minutes ${MINUTES:-7} --out /tmp/results/transform/widths &
   fi

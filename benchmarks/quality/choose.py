@@ -3,9 +3,10 @@
     PYTHONPATH=src:. python -m benchmarks.quality.choose FOLDER --out CHOICE.json
 
 FOLDER has files of `zoo.py --candidates`, one per model and stress. A candidate's loss in a case is
-its KL over that of the best plain code of the same nominal width. Its worst loss over all cases
-counts. A model is left out with all its stresses: the candidate reported for it is the one chosen
-on the others. A candidate without numbers in some case is no choice: it is printed and recorded as
+its KL over that of the best plain code of the same nominal width. The choice is the candidate that
+fewest other rows beat beyond the interval, and of equals the one of the least worst loss. A model
+is left out with all its stresses: the candidate reported for it is the one chosen on the others.
+`duotone` has no say, being a candidate already. A candidate without numbers in some case is no choice: it is printed and recorded as
 dropped, with the case and why.
 """
 
@@ -76,11 +77,18 @@ def worst(cases: Sequence[Case], row: str, bits: int) -> float:
     return max(case.loss(row, bits) for case in cases)
 
 
+def beaten_by(case: Case, row: str, bits: int) -> list[str]:
+    """Names of rows that are no candidates and lose less than `row`, beyond the interval."""
+    differences = {name: case.difference(row, name) for name in _others(case, bits)}
+    return [name for name, (mean, half) in differences.items() if mean > half]
+
+
 def choose(cases: Sequence[Case], rows: Sequence[str], bits: int) -> str:
-    """Name of the row whose worst loss is least; the first of equals."""
+    """Name of the row that fewest others beat, over all cases; of equals, the least worst loss."""
     if not cases or not rows:
         raise ValueError(f"a choice needs cases and candidates; got {len(cases)}, {len(rows)}")
-    return min(rows, key=lambda row: worst(cases, row, bits))
+    beaten = {row: sum(len(beaten_by(case, row, bits)) for case in cases) for row in rows}
+    return min(rows, key=lambda row: (beaten[row], worst(cases, row, bits)))
 
 
 def held_out(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str, str]:
@@ -128,7 +136,7 @@ def report(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str, A
 
 def _scored(case: Case, chosen: str, bits: int) -> dict[str, Any]:
     """Rows of a case: the held-out choice, then all that are no candidates; by rising KL."""
-    names = [name for name in case.rows if name.endswith(_ends(bits)) and PREFIX not in name]
+    names = _others(case, bits)
     least = min([chosen, *names], key=lambda name: case.rows[name]["kl"])
     scored = [
         {
@@ -138,15 +146,21 @@ def _scored(case: Case, chosen: str, bits: int) -> dict[str, Any]:
         }
         for name in [chosen, *names]
     ]
-    rivals = {name: case.difference(chosen, name) for name in names}
     return {
         "model": case.model,
         "stress": case.stress,
         "sequences": len(case.tokens),
         "rows": sorted(scored, key=lambda row: row["kl"]),
         "best_plain": case.best_plain(bits),
-        "beaten_by": [name for name, (mean, half) in rivals.items() if mean > half],
+        "beaten_by": beaten_by(case, chosen, bits),
     }
+
+
+def _others(case: Case, bits: int) -> list[str]:
+    """Names of a case's rows of one width that are no candidates."""
+    ours = f"duotone@{bits}"
+    names = (name for name in case.rows if name.endswith(_ends(bits)) and PREFIX not in name)
+    return [name for name in names if name != ours]
 
 
 def _ends(bits: int) -> tuple[str, ...]:

@@ -210,8 +210,8 @@ def test_bits_of_spans_have_bounds() -> None:
 @pytest.mark.parametrize(
     ("bits", "name"),
     [
-        (1, "sharp, K of 2 bits, V gain 1.2"),
-        (2, "even, first 2 bits, V gain 1.1"),
+        (1, "sharp, V gain 1.2"),
+        (2, "even, sharp, first 2 bits, V gain 1.1"),
         (4, "whole, min/max"),
     ],
 )
