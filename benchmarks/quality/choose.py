@@ -6,8 +6,8 @@ FOLDER has files of `zoo.py --candidates`, one per model and stress. A candidate
 its KL over that of the best plain code of the same nominal width. The choice is the candidate that
 fewest other rows beat beyond the interval, and of equals the one of the least worst loss. A model
 is left out with all its stresses: the candidate reported for it is the one chosen on the others.
-`duotone` has no say, being a candidate already. A candidate without numbers in some case is no choice: it is printed and recorded as
-dropped, with the case and why.
+`duotone` has no say, being a candidate already. A candidate without numbers in some case is no
+choice: it is printed and recorded as dropped, with the case and why.
 """
 
 import argparse
