@@ -1,4 +1,4 @@
-"""Choose the presets by their worst case, and score each model by a choice that did not see it.
+"""Choose the presets by who beats them, and score each model by a choice that did not see it.
 
     PYTHONPATH=src:. python -m benchmarks.quality.choose FOLDER --out CHOICE.json
 
