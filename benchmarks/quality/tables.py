@@ -93,10 +93,12 @@ def _table(
 SUMMARY = (
     REFERENCE,
     "duotone @1",
+    "duotone-whole @1",
     "lloyd, gain 1.3 / 1.4 @1",
     "calibquant, no tau @1",
     "calibquant @1",
     "duotone @2",
+    "duotone-whole @2",
 )
 
 

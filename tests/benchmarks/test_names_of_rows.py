@@ -14,8 +14,6 @@ from duotone.quant.schemes import named
 from paths import REPOSITORY
 
 OURS = re.compile(r"duotone(-whole|-mixed|-stream)? ?@\d")
-# `duotone` in these was today's `duotone-whole`. `benchmarks/on_device.sh presets` makes them anew.
-FORMER = re.compile(r"(generate|quality|transform/widths)/.*|schemes/[a-z]+(-tuned)?\.json")
 
 
 def specs(node: object, label: str = "") -> Iterator[tuple[str, dict]]:
@@ -54,13 +52,7 @@ FILES = {
 WITH_ROWS = [name for name, path in FILES.items() if rows_of(path)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True) if FORMER.fullmatch(name) else ())
-        for name in WITH_ROWS
-    ],
-)
+@pytest.mark.parametrize("name", WITH_ROWS)
 def test_rows_have_the_names_of_their_specs(name: str) -> None:
     rows = rows_of(FILES[name])
     assert all(rows.values()), [label for label, same in rows.items() if not same]

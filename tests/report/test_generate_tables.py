@@ -11,6 +11,7 @@ from paths import REPOSITORY
 
 RESULT = json.loads((REPOSITORY / "results/generate/h200-b1.json").read_text())
 FIRST = {row["row"]: row for row in RESULT["rows"]}
+CACHED = next(name for name in FIRST if name.startswith("duotone"))
 
 
 def row(name: str, ms: float, of: str = "plain", **more: Any) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def row(name: str, ms: float, of: str = "plain", **more: Any) -> dict[str, Any]:
 def result(batch: int = 1, **more: Any) -> dict[str, Any]:
     """This repository's own result with two rows, of other times and another batch."""
     load = RESULT["load"] | {"batch": batch}
-    rows = [row("plain", 21.0), row("duotone@1", 7.0, of="duotone@1", cache_bytes=29e6)]
+    rows = [row("plain", 21.0), row("duotone@1", 7.0, of=CACHED, cache_bytes=29e6)]
     return RESULT | {"load": load, "rows": rows} | more
 
 
@@ -30,7 +31,7 @@ def test_what_a_cpu_cannot_measure_is_said() -> None:
     for each in some["rows"]:
         each["peak_bytes"] = None
     table = generate_table([some])
-    with_the_prompt = round(FIRST["duotone@1"]["answer_tokens_per_s"])
+    with_the_prompt = round(FIRST[CACHED]["answer_tokens_per_s"])
     assert f"| 143 | 3.0 | {with_the_prompt} |  | 29.0 |" in table
     assert "Without a GPU nothing is captured" in table
 
