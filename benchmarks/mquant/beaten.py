@@ -1,4 +1,4 @@
-"""Which W4A8 recipe is never worse: for each, the cells in which another one beats it.
+"""Cells in which another recipe beats a W4A8 one, for each: is one never worse?
 
     python -m benchmarks.mquant.beaten results/mquant/quality
 

@@ -121,7 +121,7 @@ def test_parts_lie_side_by_side() -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("one span", 10), ("spans alike", 12), ("ragged", 15)])
 def test_a_layer_takes_few_operations_after_the_first(name: str, most: int) -> None:
-    """What all layers share is made once; the host is asked nothing by later layers."""
+    """Later layers find what all share, and ask the host nothing."""
     plan, key = planned(PROMPTS[name]), torch.randn(2, 3, 9, 4, dtype=torch.bfloat16)
     foreground_first(key, key, plan.spans, None)
     with NoQuestions() as layer:

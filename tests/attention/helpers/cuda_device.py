@@ -1,5 +1,8 @@
 """Helpers of GPU tests of the CUDA kernels."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -10,3 +13,14 @@ NEEDS_KERNELS = [
     pytest.mark.gpu,
     pytest.mark.skipif(NO_KERNELS, reason=f"needs a CUDA device of capability {MIN_CAPABILITY}"),
 ]
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """Raise where code inside the block waits for the device."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

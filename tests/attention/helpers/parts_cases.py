@@ -10,7 +10,7 @@ from duotone.quant.checks import Checks, put_off
 
 from cases import device
 
-PARTS, WIDER = (duotone.scheme("duotone-parts8", bits=bits) for bits in (1, 2))
+PARTS, WIDER = (duotone.scheme("duotone", bits=bits) for bits in (1, 2))
 FIRST = LayerRule(0, 1, visual=WIDER.visual, background=PARTS.at_layer(0).background)
 IN_BASIS = KVSpec(PARTS.visual.key.replace(transform="hadamard"), PARTS.visual.value)
 PLAIN = KVSpec(TensorSpec(2), TensorSpec(2))

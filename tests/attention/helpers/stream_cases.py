@@ -1,7 +1,7 @@
 """Steps whose layers pack a stream of text in groups of 32 tokens, next to pictures or without."""
 
 import torch
-from parts_cases import LAYERS, PARTS, Prompt
+from parts_cases import LAYERS, Prompt
 
 import duotone
 from duotone.quant import CacheSpec
@@ -20,9 +20,6 @@ STREAMS = {
         ("mixed", 4, 32),
     )
 }
-# Pictures in two parts beside 4-bit text.
-FOUR = duotone.scheme("duotone-stream", bits=4)
-STREAMS["parts@4, 32 recent"] = PARTS.replace(text=FOUR.text, sink=FOUR.sink, recent=32)
 # Prompts with so much text that groups leave the window.
 NAMES = ("one", "ragged")
 # Tokens of a step after a prompt; decode steps go on until groups leave the window.

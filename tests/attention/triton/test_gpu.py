@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from cuda_device import no_waits
 
 from duotone.attention import decode_attention
 from duotone.quant import TensorSpec
@@ -245,11 +246,6 @@ def test_it_never_waits_for_the_device(specs: tuple[TensorSpec, TensorSpec]) -> 
     case = Case((300, 200), *specs, tau=TAU, dense=(20, 9), mask=True)
     query, kv = build(case)
     decode_attention_triton(query, kv, sm_scale=case.sm_scale, tau=TAU)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        # Waiting for the device raises here.
+    with no_waits():
         out = decode_attention_triton(query, kv, sm_scale=case.sm_scale, tau=TAU)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert_near(out, reference(case, query, kv))

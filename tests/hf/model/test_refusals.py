@@ -198,7 +198,7 @@ def test_numbers_that_a_kernel_found_bad_show_at_the_end_of_the_step(
 def test_groups_that_leave_at_a_decode_step_put_their_checks_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They leave before the first layer runs; its end tells, and the cache is then of no use."""
+    """Groups leave before the first layer runs; the step raises at its end."""
     model, pack, found = new_model("llama"), PackedPair.pack, []
 
     def found_bad(*args: Any) -> PackedPair:

@@ -1,8 +1,7 @@
 """Pictures in two parts on a real GPU: the host runs ahead of it through a prompt's layers."""
 
 import pytest
-import torch
-from cuda_device import NEEDS_KERNELS
+from cuda_device import NEEDS_KERNELS, no_waits
 from parts_cases import LAYERS, PROMPTS, SPECS, Prompt
 
 pytestmark = NEEDS_KERNELS
@@ -16,13 +15,8 @@ def test_layers_after_the_second_never_wait_for_the_device(policy: str, name: st
     Prompt(SPECS[policy], name).apply(range(2))  # compiles kernels
     prompt = Prompt(SPECS[policy], name)
     prompt.apply(range(2))
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        # Waiting for the device raises here.
+    with no_waits():
         prompt.apply(range(2, LAYERS))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     prompt.checks.settle()
     for store in prompt.stores:
         assert store.visual.records is not None

@@ -13,8 +13,8 @@ import duotone
 from duotone.attention.cuda.groups.pack import SCALE_TOO_LARGE
 from duotone.cache.pair import PackedPair
 
-# Operations of torch in a layer that make no view: of pictures, and of the stream.
-MOST = {"stream": 24, "mixed": 56, "parts": 76}
+# Operations of torch in a layer that make no view: of the stream, and of pictures in two parts too.
+MOST = {"stream": 24, "mixed": 76}
 TWO = "stream@2, 96 recent"
 
 
@@ -62,7 +62,7 @@ def test_scales_beyond_fp16_show_at_the_end_of_the_step() -> None:
 
 @pytest.mark.usefixtures("too_large")
 def test_scales_beyond_fp16_are_left_to_torch_where_no_step_checks_later() -> None:
-    """It raises with the place of the number."""
+    """Torch raises with the place of the number."""
     given = Conversation(STREAMS[TWO], "one", None)
     given.key[0, 0, 700, 3] = torch.inf
     with pytest.raises(ValueError, match="got inf at index"):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_device import NEEDS_KERNELS
+from cuda_device import NEEDS_KERNELS, no_waits
 from parts_cases import LAYERS
 from stream_cases import NAMES, STEPS, STREAMS, Conversation
 
@@ -19,13 +19,8 @@ def test_layers_after_the_second_never_wait_for_the_device(policy, name, step) -
     Conversation(STREAMS[policy], name, STEPS[step]).apply(range(2))  # compiles kernels
     given = Conversation(STREAMS[policy], name, STEPS[step])
     given.apply(range(2))
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        # Waiting for the device raises here.
+    with no_waits():
         given.apply(range(2, LAYERS))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     given.checks.settle()
     assert all(store.stream.records is not None for store in given.stores)
 
