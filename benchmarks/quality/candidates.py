@@ -59,6 +59,9 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "sharp, .5 and .26, V gain 1.2": replace(
             _SHARP, share=0.5, short=(128, 0.26), gains=("fit", 1.2)
         ),
+        "sharp, .4 and .26, V gain 1.2": replace(
+            _SHARP, share=0.4, short=(60, 0.26), gains=("fit", 1.2)
+        ),
         "sharp, K of 2 bits, energies 1/2, V gain 1.2": replace(
             _SHARP_OF_2, energies=(0.5, 1.0), gains=("fit", 1.2)
         ),
@@ -73,6 +76,13 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
             _EVENLY,
             back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), _ALL_2.value),
             share=0.28,
+            gains=("fit", 1.1),
+        ),
+        "even, sharp, .36 and .28, first 2 bits, V gain 1.1": replace(
+            _EVENLY,
+            back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), _ALL_2.value),
+            share=0.36,
+            short=(60, 0.28),
             gains=("fit", 1.1),
         ),
         "even, back without zeros, 1/2": Parts(_EVEN, _ALL_1, 1 / 2),

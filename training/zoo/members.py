@@ -1,4 +1,4 @@
-"""The zoo's five models: configs of real families, shapes of their batches, their inputs."""
+"""The zoo's models: configs of real families, shapes of their batches, their inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,6 +150,25 @@ def gemma3(side: int) -> Any:
     )
 
 
+def internvl(side: int) -> Any:
+    """Return InternVL: pixel shuffle, a Qwen2 with six queries a head and slow rotary positions."""
+    text = {"num_hidden_layers": 10, "hidden_size": 384, "intermediate_size": 1024}
+    text |= {"num_attention_heads": 6, "num_key_value_heads": 1}
+    tower = _tower(side, 192, PATCH, model_type="internvl_vision", use_qk_norm=True)
+    return transformers.InternVLConfig(
+        vision_config=tower,
+        text_config={
+            **TEXT,
+            **text,
+            "model_type": "qwen2",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+        image_token_id=IMAGE,
+        image_seq_length=side**2,
+        tie_word_embeddings=True,
+    )
+
+
 @dataclass(frozen=True)
 class Member:
     """A model of the zoo. shapes: of the batches of one step, after the first stage."""
@@ -214,6 +233,12 @@ MEMBERS = {
             deep,
             (Shape(12, 1152, 16, 3), Shape(8, 1024)),
             (Shape(32, 416, 16, 1), SHORT),
+        ),
+        Member(
+            "internvl",
+            internvl,
+            (Shape(64, 224, 9, 1), Shape(24, 384)),
+            (Shape(64, 176, 9, 1), SHORT),
         ),
     )
 }
