@@ -35,3 +35,13 @@ def text_model(seed: int = 0, **changes):
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = transformers.LlamaConfig(**sizes | heads | texts | ids | changes)
     return transformers.LlamaForCausalLM(config).eval()
+
+
+def text_batch(lengths, seed=0):
+    """Left-padded random letters."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    rows = [torch.randint(0, 32, (n,), generator=generator) for n in lengths]
+    ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+    mask = torch.stack([(torch.arange(width) >= width - n).long() for n in lengths])
+    return {"input_ids": ids, "attention_mask": mask}

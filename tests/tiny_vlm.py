@@ -124,3 +124,11 @@ TINY_TASK = Task(
     max_new_tokens=6,
     size=20,
 )
+
+
+def pictured(indices):
+    """A left-padded batch of samples of the tiny task."""
+    examples = [TINY_TASK.example(i) for i in indices]
+    return TinyProcessor().apply_chat_template(
+        [e.messages() for e in examples], processor_kwargs={"padding_side": "left"}
+    )

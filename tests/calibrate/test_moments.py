@@ -14,30 +14,13 @@ from duotone.hf.model.facts import model_facts
 from duotone.hf.model.text_attention import set_text_implementation
 from duotone.hf.recording import NAME, recording
 from duotone.inference.batch import prepare
-from tiny_text import text_model
-from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
+from tiny_text import text_batch, text_model
+from tiny_vlm import pictured, tiny_model
 
 from families import FAMILIES, inputs
 from families import tiny_model as family_model
 
 SUMS = ("key", "value", "query")
-
-
-def text_batch(lengths, seed=0):
-    """Left-padded random letters."""
-    generator = torch.Generator().manual_seed(seed)
-    width = max(lengths)
-    rows = [torch.randint(0, 32, (n,), generator=generator) for n in lengths]
-    ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
-    mask = torch.stack([(torch.arange(width) >= width - n).long() for n in lengths])
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def pictured(indices):
-    examples = [TINY_TASK.example(i) for i in indices]
-    return TinyProcessor().apply_chat_template(
-        [e.messages() for e in examples], processor_kwargs={"padding_side": "left"}
-    )
 
 
 def scatter(rows):

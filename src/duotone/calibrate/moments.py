@@ -6,6 +6,7 @@ numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,9 @@ from duotone.inference.batch import end_token_ids, generate, make_cache, prepare
 from duotone.tune.batches import facts_of as facts_of_encoded
 
 from .places import Places, places_of
+from .streams import Stream, hearing
 
+TINY = 1e-30  # least square of a stream
 OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "dense")
 Heads = Float[Tensor, "batch heads tokens head_dim"]
 Sums = Float[Tensor, "kv_heads head_dim head_dim"]
@@ -49,7 +52,9 @@ class LayerMoments:
 
     key, value: of (x - mean)(x - mean)^T about the mean of the token's own span. query: of q q^T,
     also over the q heads of the kv head. output: sum over these of W_h^T W_h, where W_h are the
-    columns of W_o for one q head. sm_scale: factor of the scores q . k.
+    columns of W_o for one q head. sm_scale: factor of the scores q . k. amplified: of log(1 +
+    |m|^2 / |x|^2) over `heard` tokens. x is the residual stream after attention, m what the layer
+    adds to it.
     """
 
     key: Sums
@@ -60,6 +65,8 @@ class LayerMoments:
     groups: int
     tokens: int = 0
     queries: int = 0
+    amplified: float = 0.0
+    heard: int = 0
 
     def to(self, device: torch.device) -> None:
         """Move the sums to a device."""
@@ -74,6 +81,17 @@ class LayerMoments:
     def scores(self) -> Sums:
         """Mean over queries of sm_scale^2 q q^T, summed over q heads: the metric of K's errors."""
         return self.query * self.sm_scale**2 / max(self.queries, 1)
+
+    @property
+    def weight(self) -> float:
+        """Factor of errors at the layer's attention: a = 1 + |m|^2 / |x|^2, a geometric mean.
+
+        The MLP sees an error dx of its stream x through a norm, as a turn by |dx| / |x|. Its output
+        m moves by about as much of itself, so |dy|^2 = a |dx|^2 at the layer's output. The mean is
+        geometric because an MLP makes streams of a few tokens hundreds of times larger. Layers that
+        are not heard have 1.
+        """
+        return math.exp(self.amplified / max(self.heard, 1))
 
 
 def centred_sums(x: Heads, spans: Int[Tensor, "batch tokens"]) -> Sums:
@@ -126,6 +144,7 @@ class Recorder:
     alive: Tensor | None = None
     read: set[int] = field(default_factory=set)
     layers: dict[int, LayerMoments] = field(default_factory=dict)
+    latest: dict[int, Tensor] = field(default_factory=dict)
 
     def begin(self, places: Places) -> None:
         """Prepare for a new batch's prompt, the next call of every layer."""
@@ -154,6 +173,17 @@ class Recorder:
         where = self.counted(index, query)
         layer.query += query_sums(query, where, self.facts.shape.kv_heads)
         layer.queries += int(where.sum())
+        self.latest[index] = where
+
+    def hear(self, index: int, stream: Stream, output: Stream) -> None:
+        """Add what a layer makes of the stream after its attention, at the tokens that count."""
+        where = self.latest[index].to(stream.device)
+        if index not in self.layers or stream.shape[:2] != where.shape:
+            return
+        x, y = stream[where].double(), output.to(stream.device)[where].double()
+        ratios = (y - x).square().sum(-1) / x.square().sum(-1).clamp_min(TINY)
+        self.layers[index].amplified += float(ratios.log1p().sum())
+        self.layers[index].heard += len(ratios)
 
     def _add_prompt(self, layer: LayerMoments, key: Heads, value: Heads) -> None:
         spans = self.places.spans.to(key.device)
@@ -191,7 +221,8 @@ def _answer(model: Any, given: CalibrationBatch, recorder: Recorder, group: int)
     cache = make_cache(model, None, batch)
     ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
     stopping = [_StillAnswering(recorder, ends)]
-    with recording(model, recorder.record):
+    packed = recorder.facts.packed
+    with recording(model, recorder.record), hearing(model, packed, recorder.hear):
         generate(model, batch, cache, given.answer_tokens, stopping=stopping)
 
 

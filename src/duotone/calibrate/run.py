@@ -87,7 +87,12 @@ class Learned:
 
     def widths(self, settings: Settings) -> dict[Name, Classes]:
         """Classes of every tensor, all layers under one budget."""
-        return widths_of(self.spectra, settings.bits, self.shares)
+        return widths_of(self.spectra, settings.bits, self.shares, self.weights)
+
+    @property
+    def weights(self) -> list[float]:
+        """Factors of the layers' errors (`LayerMoments.weight`)."""
+        return [layer.weight for layer in self.moments]
 
 
 def learn(
@@ -152,14 +157,21 @@ def bases_of(
 
 
 def widths_of(
-    spectra: Mapping[Name, Spectrum], bits: float, shares: Mapping[str, float]
+    spectra: Mapping[Name, Spectrum],
+    bits: float,
+    shares: Mapping[str, float],
+    layers: Sequence[float] | None = None,
 ) -> dict[Name, Classes]:
-    """Classes of every tensor by `allocate`. shares: of the tokens, by part."""
+    """Classes of every tensor by `allocate`.
+
+    shares: of the tokens, by part. layers: factors of the layers' errors; None: 1.
+    """
     parts = part_weights(shares)
+    layers = layers or [1.0] * (1 + max(name[0] for name in spectra))
     return allocate(
         spectra,
         bits,
-        {name: TENSOR_WEIGHTS[name[1]] * parts[name[2]] for name in spectra},
+        {(i, w, part): layers[i] * TENSOR_WEIGHTS[w] * parts[part] for i, w, part in spectra},
         {name: shares[name[2]] for name in spectra},
     )
 
@@ -232,6 +244,7 @@ def _header(
         **facts.signature(),
         "tokens": moments[0].tokens,
         "queries": moments[0].queries,
+        "layer_weights": [float(f"{layer.weight:.4g}") for layer in moments],
         "settings": settings.to_dict(),
         **stamp(model.device),
     }
