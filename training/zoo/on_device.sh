@@ -23,7 +23,8 @@ if [ "$1" = measure ]; then
   gpus=$(nvidia-smi -L | wc -l) i=0
   for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
     for stress in none "keys x8" "values x16"; do
-      CUDA_VISIBLE_DEVICES=$((i++ % gpus)) OMP_NUM_THREADS=1 python3 -m benchmarks.quality.zoo "$model" --zoo "$home/zoo" \
+      gpu=$((i++ % gpus))
+      CUDA_VISIBLE_DEVICES=$gpu OMP_NUM_THREADS=1 python3 -m benchmarks.quality.zoo "$model" --zoo "$home/zoo" \
         --stress "$stress" --device cuda --impl reference --candidates ${SEED:+--seed "$SEED"} ${COMMVQ:+--commvq "$COMMVQ"} \
         ${CALIBRATE:+--calibrate "$CALIBRATE"} \
         --batches "$2" --seconds "$3" --out "$home/results" \
@@ -38,7 +39,8 @@ if [ "$1" = talk ]; then
   batches=$2; shift 2
   gpus=$(nvidia-smi -L | wc -l) i=0
   for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
-    CUDA_VISIBLE_DEVICES=$((i++ % gpus)) OMP_NUM_THREADS=1 python3 -m benchmarks.quality.conversation "$model" --zoo "$home/zoo" --rows 32 \
+    gpu=$((i++ % gpus))
+  CUDA_VISIBLE_DEVICES=$gpu OMP_NUM_THREADS=1 python3 -m benchmarks.quality.conversation "$model" --zoo "$home/zoo" --rows 32 \
       --batches "$batches" --device cuda --impl reference --out "$home/talk" "$@" >"$home/$model-talk.log" 2>&1 || tail -n 3 "$home/$model-talk.log" &
   done
   wait
@@ -50,7 +52,8 @@ seconds=$2; shift 2
 mkdir -p "$home/zoo" "$home/parts"
 gpus=$(nvidia-smi -L | wc -l) i=0
 for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
-  CUDA_VISIBLE_DEVICES=$((i++ % gpus)) timeout $((seconds + 90)) python3 -m training.zoo.train "$model" --seconds "$seconds" --out "$home/zoo" \
+  gpu=$((i++ % gpus))
+  CUDA_VISIBLE_DEVICES=$gpu timeout $((seconds + 90)) python3 -m training.zoo.train "$model" --seconds "$seconds" --out "$home/zoo" \
     --log-every 50 "$@" >"$home/$model.log" 2>&1 &
 done
 wait

@@ -92,14 +92,16 @@ PARTS = {
     1: Parts(
         front=Part(((4, 1 / 8), (2, 3 / 8), (1, 1 / 4)), ((2, 1 / 2), (1, 1 / 2))),
         back=Part(((4, 1 / 8), (2, 1 / 8), (1, 1 / 4)), _SIGNS),
-        share=0.26,
+        share=0.4,
+        short=(60, 0.26),
         gains=("fit", 1.2),
         first=Part(1, _SIGNS),
     ),
     2: Parts(
         front=Part(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4))),
         back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), ((2, 1 / 4), (1, 3 / 4))),
-        share=0.28,
+        share=0.36,
+        short=(60, 0.28),
         gains=("fit", 1.1),
         first=same(2),
     ),
