@@ -15,6 +15,7 @@ _FRONT_2 = Part(((4, 3 / 4), (2, 1 / 4)), ((4, 1 / 2), (2, 1 / 2)))
 _SIGNS = same(((1, 1 / 2),))
 _ALL_1 = Part(((2, 1 / 4), (1, 3 / 4)), 1)
 _ALL_2 = Part(((2, 1 / 2), (1, 1 / 2)), ((2, 1 / 4), (1, 3 / 4)))
+_HALF = ((4, 1 / 2), (2, 1 / 2))
 _EVEN = Part(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4)))
 # By bits: the preset of before.
 BASE = {
@@ -88,6 +89,22 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "even, back without zeros, 1/2": Parts(_EVEN, _ALL_1, 1 / 2),
         "whole": Parts(Part(((4, 3 / 8), (2, 1 / 4), (1, 3 / 8)), ((4, 1 / 8), (2, 3 / 4)))),
         "whole, one width": Parts(same(2)),
+    },
+    3: {
+        "front 4 bits, back more of K": Parts(
+            same(4), Part(_HALF, ((4, 1 / 8), (2, 7 / 8))), 0.3, gains=("fit", 1.05)
+        ),
+        "front 4 bits": Parts(
+            same(4),
+            Part(((4, 3 / 8), (2, 5 / 8)), ((4, 1 / 4), (2, 3 / 4))),
+            0.3,
+            gains=("fit", 1.05),
+        ),
+        "front 4 bits, .4": Parts(
+            same(4), Part(((4, 1 / 4), (2, 3 / 4)), ((4, 1 / 8), (2, 7 / 8))), 0.4
+        ),
+        "whole": Parts(same(_HALF), gains=("fit", 1.05)),
+        "whole, one width": Parts(same(3)),
     },
     4: {
         "parts of 4 bits": Parts(same(4), same(4)),

@@ -198,6 +198,9 @@ def main() -> None:
     widths = []
     for bits in WIDTHS:
         known = {name: spec for name, spec in candidates(bits).items() if within_bounds(spec, bits)}
+        if not any(name in case.rows for name in known for case in cases):
+            print(f"{bits} bits: no candidates in these files")
+            continue
         widths.append(report(cases, list(known), bits))
         print(f"{bits} bits: {widths[-1]['preset']}; left out: {widths[-1]['left_out']}")
         for row in widths[-1]["dropped"]:

@@ -23,7 +23,7 @@ from transformers import Cache, DynamicCache
 from benchmarks.quality.simulated import LayerInputs, changing
 from duotone.hf.model.cache_argument import CACHE
 
-PAIRS = 64  # pairs of channels of a group
+PAIRS = 64  # pairs of channels of a group; all of them where there are fewer
 HALF_BITS = 6  # of a code of 12 bits
 STEPS = 100  # of soft assignment
 TEMPERATURES = (1e-3, 1e-5)
@@ -49,8 +49,8 @@ class KeyCodebook:
         """Fit keys [tokens, kv_heads, head_dim] before rotary positions, as they fall."""
         rows = paired(keys.float())
         norms = rows.norm(dim=-1, keepdim=True)
-        groups = (rows / norms).unflatten(-1, (-1, 2 * PAIRS)).unbind(1)
-        count = int(bits * 2 * PAIRS / (2 * half_bits))
+        groups = _grouped(rows / norms).unbind(1)
+        count = int(bits * groups[0].shape[-1] / (2 * half_bits))
         made = [_residual_steps(group, norms, count, half_bits) for group in groups]
         return cls(torch.stack(made, 1), half_bits)
 
@@ -58,7 +58,7 @@ class KeyCodebook:
         """Quantize and decode keys [tokens, kv_heads, head_dim]."""
         rows = paired(keys.float())
         norms = rows.norm(dim=-1, keepdim=True)
-        left = (rows / norms).unflatten(-1, (-1, 2 * PAIRS))
+        left = _grouped(rows / norms)
         whole = left
         for step in self.centres:
             chosen = [nearest(x, c) for x, c in zip(left.unbind(1), step, strict=True)]
@@ -70,6 +70,11 @@ class KeyCodebook:
     def token_bits(self) -> int:
         """Bits of a token: its codes and its norm."""
         return self.centres.shape[0] * self.centres.shape[1] * 2 * self.half_bits + SCALE_BITS
+
+
+def _grouped(rows: Tensor) -> Tensor:
+    """Numbers of a token in groups, [tokens, groups, 2 * pairs]."""
+    return rows.unflatten(-1, (-1, min(2 * PAIRS, rows.shape[-1])))
 
 
 def paired(keys: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Trains the zoo on a machine that is lent: five processes on one GPU, weights back in parts.
+# Trains the zoo on a machine that is lent: a process a model, weights back in parts.
 #
-#   bash training/zoo/on_device.sh train 150 [more arguments]   all five, for so many seconds; parts 0 to 3 into $OUT
+#   bash training/zoo/on_device.sh train 150 [more arguments]   all, for so many seconds; parts 0 to 3 into $OUT
 #   bash training/zoo/on_device.sh more 4                       parts 4 to 7, on the same machine
 #   bash training/zoo/on_device.sh measure 8 120                presets and candidates on up to 8 x 32 held-out rows of every
 #                                                               model and stress, in about 120 s; results.tgz into $OUT
@@ -21,7 +21,7 @@ parts() { for i in 0 1 2 3; do cp "$home/parts/zoo.tar.$(printf %02d $(($1 + i))
 if [ "$1" != train ] && [ -d .carry/zoo ]; then mkdir -p "$home/zoo" && cp -rn .carry/zoo/. "$home/zoo/"; fi # weights that were carried
 if [ "$1" = measure ]; then
   gpus=$(nvidia-smi -L | wc -l) i=0
-  for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
+  for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava internvl}; do
     for stress in none "keys x8" "values x16"; do
       gpu=$((i++ % gpus))
       CUDA_VISIBLE_DEVICES=$gpu OMP_NUM_THREADS=1 python3 -m benchmarks.quality.zoo "$model" --zoo "$home/zoo" \
@@ -38,7 +38,7 @@ fi
 if [ "$1" = talk ]; then
   batches=$2; shift 2
   gpus=$(nvidia-smi -L | wc -l) i=0
-  for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
+  for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava internvl}; do
     gpu=$((i++ % gpus))
   CUDA_VISIBLE_DEVICES=$gpu OMP_NUM_THREADS=1 python3 -m benchmarks.quality.conversation "$model" --zoo "$home/zoo" --rows 32 \
       --batches "$batches" --device cuda --impl reference --out "$home/talk" "$@" >"$home/$model-talk.log" 2>&1 || tail -n 3 "$home/$model-talk.log" &
@@ -51,7 +51,7 @@ if [ "$1" = more ]; then parts "$2"; ls -l "$out"; exit; fi
 seconds=$2; shift 2
 mkdir -p "$home/zoo" "$home/parts"
 gpus=$(nvidia-smi -L | wc -l) i=0
-for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
+for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava internvl}; do
   gpu=$((i++ % gpus))
   CUDA_VISIBLE_DEVICES=$gpu timeout $((seconds + 90)) python3 -m training.zoo.train "$model" --seconds "$seconds" --out "$home/zoo" \
     --log-every 50 "$@" >"$home/$model.log" 2>&1 &

@@ -210,9 +210,10 @@ def test_bits_of_spans_have_bounds() -> None:
 @pytest.mark.parametrize(
     ("bits", "name"),
     [
-        (1, "sharp, V gain 1.2"),
-        (2, "even, sharp, first 2 bits, V gain 1.1"),
-        (4, "whole, min/max"),
+        (1, "sharp, .4 and .26, V gain 1.2"),
+        (2, "even, sharp, .36 and .28, first 2 bits, V gain 1.1"),
+        (3, "front 4 bits, back more of K"),
+        (4, "parts of 4 bits"),
     ],
 )
 def test_a_preset_is_a_candidate(bits: int, name: str) -> None:

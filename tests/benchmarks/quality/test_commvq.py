@@ -73,6 +73,14 @@ def test_steps_of_keys_fall_and_count_their_bits() -> None:
     assert errors[0] < float(keys.square().mean())
 
 
+def test_narrow_keys_are_one_group() -> None:
+    torch.manual_seed(0)
+    keys = torch.randn(300, 1, 64) * torch.linspace(0.2, 2, 64)
+    book = KeyCodebook.fit(keys, 0.4, half_bits=3)
+    assert book.token_bits == int(0.4 * 64 / 6) * 6 + 16
+    assert book.decode(keys).shape == keys.shape
+
+
 def test_codes_of_values_are_two_digits_of_four_choices(monkeypatch) -> None:
     monkeypatch.setattr(commvq, "TOKENS_OF_STEP", 128)
     hot = torch.eye(4)[None]
