@@ -69,6 +69,10 @@ FILES = {
         data(PARTED, short_foreground=[128, 1.0]),
         r"short_foreground must be \(tokens, share\), a share in \(0, 1\), or None; got",
     ),
+    "no-multiple-in-front": (
+        data(PARTED, foreground_multiple=0),
+        "foreground_multiple must be an integer >= 1; got 0",
+    ),
     "a-rule-for-no-background": (
         data(PARTED.replace(background=None), layers=[{"background": STREAM.to_dict()}]),
         "a rule for background needs a quantized background; got None",

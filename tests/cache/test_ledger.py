@@ -1,5 +1,7 @@
 """The ledger's invariants, over random sequences of steps, against a list of token numbers."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -181,6 +183,20 @@ def test_short_spans_have_a_share_of_their_own() -> None:
     model.step(shown, torch.ones_like(shown))
     assert model.store.visual.key.blocks.offsets.tolist() == [[0, 1, 7], [0, 5, 5]]
     assert [spec.foreground_of(size) for size in (0, 5, 7, 8, 10)] == [0, 1, 2, 5, 6]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.4, 0.98])
+def test_long_spans_have_a_multiple_of_tokens_in_front(share: float) -> None:
+    spec = SPECS["background-runs"].replace(foreground=share, foreground_multiple=4)
+    for size in (*range(1, 24), 40):
+        front = spec.foreground_of(size)
+        assert front == math.ceil(share * size) if size < 8 else front % 4 == 0
+        assert 0 < front < size or size < 8
+        model = Model(spec)
+        shown = torch.ones(BATCH, size, dtype=torch.bool)
+        model.step(shown, shown)
+        assert model.ledger.state.visual.lengths.tolist() == [front] * BATCH
+    assert spec.foreground_of(40) == {0.02: 4, 0.4: 16, 0.98: 36}[share]
 
 
 def test_every_run_has_a_foreground_of_its_own() -> None:

@@ -5,7 +5,8 @@ import pytest
 from duotone import scheme
 from duotone.quant.our_schemes import PARTS, Part, Parts, with_pictures
 
-VISUAL = {"visual", "background", "foreground", "short_foreground", "ranges", "layers"}
+FOREGROUND = {"foreground", "short_foreground", "foreground_multiple"}
+VISUAL = {"visual", "background", *FOREGROUND, "ranges", "layers"}
 
 
 @pytest.mark.parametrize(("bits", "recent"), [(2, 96), (4, 32)])
@@ -24,7 +25,16 @@ def test_short_spans_keep_their_share_in_another_text() -> None:
     pictures = replace(PARTS[1], share=0.5, short=(128, 0.3)).spec
     spec = with_pictures(scheme("duotone-stream"), pictures)
     assert spec.foreground_of(100) == 30
-    assert spec.foreground_of(200) == pictures.foreground_of(200) == 100
+    assert spec.foreground_of(200) == pictures.foreground_of(200) == 128
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_long_spans_fill_tiles_in_front(bits: int) -> None:
+    spec = scheme("duotone", bits=bits)
+    for tokens in (128, 196, 256, 576, 3328):
+        front = spec.foreground_of(tokens)
+        assert front % 64 == 0
+        assert abs(front - spec.foreground * tokens) <= 32
 
 
 def test_parts_without_a_back_are_whole_spans() -> None:

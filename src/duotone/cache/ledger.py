@@ -212,7 +212,12 @@ class Ledger:
         if self.spec.short_foreground is not None:
             fewer, short = self.spec.short_foreground
             share = share.masked_fill(sizes < fewer, short)
-        return torch.ceil(share * sizes).long()
+        front, multiple = share * sizes, self.spec.foreground_multiple
+        if multiple == 1:
+            return torch.ceil(front).long()
+        most = (sizes - 1) // multiple
+        parts = torch.floor(front / multiple + 0.5).long().clamp_min(1).minimum(most)
+        return torch.where(sizes < 2 * multiple, torch.ceil(front).long(), multiple * parts)
 
     def _spans(self, tokens: Tensor, lengths: Lengths, shown: Tensor) -> BlockTable:
         return runs(tokens, lengths, shown) if self.spec.ranges == "run" else single_block(lengths)

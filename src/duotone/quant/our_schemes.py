@@ -16,8 +16,13 @@ def visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
 
 def with_pictures(spec: CacheSpec, pictures: CacheSpec) -> CacheSpec:
     """Spec with the visual half of another one."""
-    names = ("visual", "background", "foreground", "short_foreground", "ranges", "layers")
+    foreground = ("foreground", "short_foreground", "foreground_multiple")
+    names = ("visual", "background", *foreground, "ranges", "layers")
     return spec.replace(**{name: getattr(pictures, name) for name in names})
+
+
+# Tokens of a tile of the decode kernels.
+TILE = 64
 
 
 # Classes of channels (bits, share of channels); an integer: all channels in so many bits.
@@ -41,7 +46,8 @@ def same(channels: Channels) -> Part:
 class Parts:
     """A span's tokens in two parts. share: in front. energies, gains: of K and of V.
 
-    short: `CacheSpec.short_foreground`.
+    short: `CacheSpec.short_foreground`. Long spans have whole tiles of tokens in front: records of
+    kernels are filled up with nothing otherwise.
     back: None for spans in one part. first: back of the first layer, if it is another one. Its keys
     are those of single tokens, of which none stands out: channels without codes cost more there
     than in all other layers.
@@ -67,6 +73,7 @@ class Parts:
             background=None if self.back is None else self._policy(self.back),
             foreground=self.share,
             short_foreground=self.short,
+            foreground_multiple=TILE if self.back is not None else 1,
             ranges="run",
             layers=rules,
         )

@@ -42,6 +42,8 @@ class CacheSpec(Record):
         the policy of all. foreground: with a background, the share of a span's tokens that
         `visual` covers: the tokens that stand out most (`cache.saliency`). short_foreground:
         (tokens, share) for spans of fewer tokens, or None: parameters are more of their bits.
+        foreground_multiple: spans of twice as many tokens or more have a multiple of it in front,
+        as tiles of kernels are.
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
         is never shorter than `recent` once that many tokens exist; it floats up to one flush more.
     flush: least number of tokens that leave the window at a time, in whole groups. With recent=0
@@ -70,6 +72,7 @@ class CacheSpec(Record):
     background: KVSpec | None = of_policy(None)
     foreground: float = of_policy(0.5)
     short_foreground: tuple[int, float] | None = of_policy(None)
+    foreground_multiple: int = of_policy(1)
     sink: int = of_policy(0)
     recent: int = of_policy(0)
     flush: int = of_policy(1)
@@ -127,6 +130,9 @@ class CacheSpec(Record):
         remedy = "It is a share of a span's tokens; background=None for none."
         require(ok, "foreground must lie in (0, 1)", self.foreground, remedy)
         self._normalise_short_foreground()
+        ok = is_count(self.foreground_multiple) and self.foreground_multiple >= 1
+        rule = "foreground_multiple must be an integer >= 1"
+        require(ok, rule, self.foreground_multiple, "In tokens; 1 for any number of them.")
         ok = self.background is None or isinstance(self.visual, KVSpec)
         remedy = "A background is part of visual spans: give visual a KVSpec."
         require(ok, "a background needs quantized visual spans", self.visual, remedy)
@@ -145,9 +151,13 @@ class CacheSpec(Record):
         object.__setattr__(self, "short_foreground", tuple(pair))
 
     def foreground_of(self, tokens: int) -> int:
-        """Tokens of the foreground of a span, their share rounded up."""
-        share, short = self.foreground, self.short_foreground
-        return math.ceil((short[1] if short and tokens < short[0] else share) * tokens)
+        """Tokens of the foreground of a span: their share rounded up, or to the next multiple."""
+        short, multiple = self.short_foreground, self.foreground_multiple
+        front = (short[1] if short and tokens < short[0] else self.foreground) * tokens
+        if multiple == 1 or tokens < 2 * multiple:
+            return math.ceil(front)
+        most = (tokens - 1) // multiple
+        return multiple * min(max(math.floor(front / multiple + 0.5), 1), most)
 
     def _normalise_tau(self) -> None:
         if self.tau is None:
