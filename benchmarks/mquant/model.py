@@ -35,7 +35,7 @@ RUNS, REPLAYS = 2, 15
 STEPS = 4 * REPLAYS
 RECIPES = (None, "mquant-w8a8", "mquant-w4a8", "dynamic-w4a8")
 RECIPES += ("mquant-down-per-token-w4a8", "mquant-vision8-down-per-token-w4a8")
-RECIPES += ("mquant-vision8-heads-outputs-per-token-w4a8", "mquant-head8-w4a8")
+RECIPES += ("quarot-vision8-per-token-w4a8", "mquant-head8-w4a8")
 
 
 class Parts:

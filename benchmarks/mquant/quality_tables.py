@@ -6,7 +6,8 @@ from duotone.report.markdown import Result, markdown_table, source, with_interva
 
 REFERENCE, PLAIN = "bf16", "none"
 # Best first, baselines after them; others follow by name.
-ORDER = (REFERENCE, "mquant-vision8-down-per-token", "mquant-down-per-token")
+ORDER = (REFERENCE, "quarot-vision8-per-token", "mquant-vision8-down-per-token")
+ORDER += ("mquant-vision8-heads-outputs-per-token", "mquant-down-per-token")
 ORDER += ("mquant-outputs-per-token", "mquant-heads-outputs-per-token", "mquant")
 ORDER += (
     "mquant-vision8",
@@ -35,7 +36,9 @@ def quality_table(results: Sequence[Result]) -> str:
 
 
 # Rows and columns of docs/mquant.md.
-SUMMARY = ("mquant-vision8-down-per-token-w4a8", "mquant-down-per-token-w4a8", "mquant-w4a8")
+SUMMARY = ("quarot-vision8-per-token-w4a8", "mquant-vision8-down-per-token-w4a8")
+SUMMARY += ("mquant-vision8-heads-outputs-per-token-w4a8", "mquant-down-per-token-w4a8")
+SUMMARY += ("mquant-w4a8",)
 SUMMARY += (
     "quarot-per-token-w4a8",
     "smoothquant-gptq-dynamic-w4a8",

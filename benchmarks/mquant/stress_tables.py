@@ -9,7 +9,7 @@ from duotone.tasks.metrics import Score, paired_difference
 
 from .quality_tables import PLAIN, REFERENCE, megabytes, place, stress_of
 
-RECOMMENDED = "mquant-vision8-down-per-token-w4a8"
+RECOMMENDED = "quarot-vision8-per-token-w4a8"
 STRESS_TASKS = ("captions", "documents")
 
 
