@@ -42,7 +42,8 @@ def test_from_samples_to_a_spec_that_other_commands_take(tmp_path, monkeypatch):
     result = run("calibrate", *SMALL, "--bits", "1", "-o", tmp_path / "mine", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert report["bits"] == pytest.approx(1.0, abs=0.02)
+    assert report["header"]["settings"]["bits"] == 1.0
+    assert 1 < report["bits"] < 1.2  # what parameters of 8 bits save at spans of 256 tokens
     ends = ("safetensors", "json", "report.json")
     assert report["files"] == [str(tmp_path / f"mine.{end}") for end in ends]
     written = json.loads((tmp_path / "mine.report.json").read_text())

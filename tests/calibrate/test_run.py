@@ -16,16 +16,20 @@ from duotone.calibrate import (
     gather_moments,
     write,
 )
+from duotone.calibrate.budget import widths_of
 from duotone.calibrate.files import files_of
 from duotone.calibrate.gains import MEASURED, nearest, spread
 from duotone.calibrate.profiles import gather_profiles
-from duotone.calibrate.run import bases_of, widths_of
+from duotone.calibrate.run import bases_of, learn, spec_with
 from duotone.calibrate.settings import TENSOR_WEIGHTS
+from duotone.hf.model.facts import model_facts
 from duotone.hf.model.fingerprint import fingerprint
 from duotone.inference.batch import generate, make_cache, prepare
 from duotone.loading import Loaded
+from duotone.quant import KVSpec, LayerRule
 from duotone.quant.bases import Bases
 from duotone.tune.batches import ready
+from duotone.tune.bits import held
 from tiny_text import LetterTokenizer, text_model
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
@@ -49,11 +53,12 @@ def made(pictured, tmp_path_factory):
 
 def test_the_report_says_what_was_spent_and_on_what(made):
     bases, spec, report, _ = made
-    assert 1.25 < report["bits"] <= 1.5
+    # 9 pictures in 6 spans: parameters of 16 bits would take as much as codes.
+    assert 2.25 < report["bits"] < 3
     assert report["bits"] == pytest.approx(spec.nominal_bits(3))
     header = report["header"]
     assert (header["layers"], header["kv_heads"], header["head_dim"]) == (3, 2, 16)
-    assert header["tokens"] == 9 * 16
+    assert (header["tokens"], header["spans"]) == (9 * 16, 6)
     (source,) = header["data"]
     assert (source["task"], source["split"], source["samples"]) == ("tiny", "calibration", 6)
     assert json.dumps(header) == json.dumps(bases.header)
@@ -68,6 +73,38 @@ def test_the_spec_names_the_bases_of_every_layer(made):
         assert policy.value.transform == f"klt:{file}#{layer}.value"
         assert (policy.key.energy, policy.value.energy) == (1.0, 0.5)
     assert (spec.text, spec.ranges, spec.foreground) == ("dense", "run", 0.45)
+
+
+def test_parameters_of_8_bits_leave_codes_no_more_than_they_save(pictured, made):
+    """True bits of a cache, against those of as many code bits beside parameters of 16 bits."""
+    _, spec, _, file = made
+    data = calibration_data(pictured, [TINY_TASK], 6, 4)
+    learned = learn(pictured, data.batches, Settings(bits=1.5))
+    plain = widths_of(learned.spectra, 1.5, learned.shares, learned.weights)
+    facts = model_facts(pictured.model)
+    before = spec_with(facts, plain, file, Settings(bits=1.5))
+    rules = (LayerRule(i, i + 1, **wide(before.at_layer(i))) for i in range(3))
+    before = before.replace(layers=(*before.layers, *rules))
+    assert {tensor.param_dtype for tensor in spec.tensors} == {"float8"}
+    bits = []
+    for one in (before, spec):
+        total = []
+        for batch in (prepare(pictured.model, b.tensors) for b in data.batches):
+            cache = make_cache(pictured.model, one, batch)
+            generate(pictured.model, batch, cache, 1)
+            total.append(held(cache, batch.visual_mask, "visual"))
+        bits.append(sum(total[1:], total[0]).bits)
+    # Of 16 channels, codes of a class fill whole bytes of a token, by steps of .25 bits.
+    assert bits[1] == pytest.approx(bits[0], abs=0.25)
+
+
+def wide(policies):
+    """The policies of pictures with parameters of 16 bits."""
+    return {
+        part: KVSpec(*(t.replace(param_dtype="float16") for t in (kv.key, kv.value)))
+        for part in ("visual", "background")
+        if (kv := getattr(policies, part)) is not None
+    }
 
 
 def test_files_come_back(made):

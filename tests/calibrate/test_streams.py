@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from duotone.calibrate import Settings, calibrate, calibration_data
+from duotone.calibrate.budget import widths_of
 from duotone.calibrate.moments import CalibrationBatch, gather_moments
-from duotone.calibrate.run import widths_of
 from duotone.calibrate.streams import hearing
 from duotone.hf.model.facts import model_facts
 from duotone.loading import Loaded

@@ -14,7 +14,8 @@ from duotone.hf.model.spec_checks import check_spec
 from duotone.quant import CacheSpec
 from duotone.quant.bases import Bases
 
-from .run import spec_with, widths_of
+from .budget import widths_of
+from .run import spec_with
 from .settings import Settings
 
 # Variances of a span's channels fall by this factor from the first one to the last; those of its

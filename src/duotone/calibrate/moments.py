@@ -52,7 +52,8 @@ class LayerMoments:
 
     key, value: of (x - mean)(x - mean)^T about the mean of the token's own span. query: of q q^T,
     also over the q heads of the kv head. output: sum over these of W_h^T W_h, where W_h are the
-    columns of W_o for one q head. sm_scale: factor of the scores q . k. amplified: of log(1 +
+    columns of W_o for one q head. sm_scale: factor of the scores q . k. spans: that the tokens are
+    of. amplified: of log(1 +
     |m|^2 / |x|^2) over `heard` tokens. x is the residual stream after attention, m what the layer
     adds to it.
     """
@@ -64,6 +65,7 @@ class LayerMoments:
     sm_scale: float
     groups: int
     tokens: int = 0
+    spans: int = 0
     queries: int = 0
     amplified: float = 0.0
     heard: int = 0
@@ -190,6 +192,7 @@ class Recorder:
         layer.key += centred_sums(key, spans)
         layer.value += centred_sums(value, spans)
         layer.tokens += int((spans >= 0).sum())
+        layer.spans += len(spans[spans >= 0].unique())
 
     def _new_layer(self, module: nn.Module, query: Heads, scaling: float | None) -> LayerMoments:
         facts, heads = self.facts, self.facts.shape

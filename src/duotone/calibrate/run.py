@@ -17,14 +17,16 @@ from duotone.loading import Loaded
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference
 from duotone.quant.layer_rules import layer_rules
+from duotone.quant.tensor_spec import FLOAT8_BITS
 from duotone.report.provenance import stamp
 
+from .budget import widths_of
 from .gains import nearest
 from .lengths import check_lengths
 from .moments import CalibrationBatch, LayerMoments, facts_of, gather_moments
 from .profiles import gather_profiles
-from .settings import TENSOR_WEIGHTS, Settings, part_weights
-from .transform import Classes, Name, allocate, expected_error, klt
+from .settings import Settings
+from .transform import Classes, Name, expected_error, klt
 
 PASSES = 2  # over the batches: moments, then profiles
 SUMS = ("key", "value", "query", "output")
@@ -87,12 +89,18 @@ class Learned:
 
     def widths(self, settings: Settings) -> dict[Name, Classes]:
         """Classes of every tensor, all layers under one budget."""
-        return widths_of(self.spectra, settings.bits, self.shares, self.weights)
+        tokens = None if "text" in self.shares else self.span_tokens
+        return widths_of(self.spectra, settings.bits, self.shares, self.weights, tokens)
 
     @property
     def weights(self) -> list[float]:
         """Factors of the layers' errors (`LayerMoments.weight`)."""
         return [layer.weight for layer in self.moments]
+
+    @property
+    def span_tokens(self) -> float:
+        """Mean tokens of a span."""
+        return self.moments[0].tokens / self.moments[0].spans
 
 
 def learn(
@@ -156,26 +164,6 @@ def bases_of(
     return Bases(**stacked, header=header), {name: unit for name, (unit, _) in made.items()}
 
 
-def widths_of(
-    spectra: Mapping[Name, Spectrum],
-    bits: float,
-    shares: Mapping[str, float],
-    layers: Sequence[float] | None = None,
-) -> dict[Name, Classes]:
-    """Classes of every tensor by `allocate`.
-
-    shares: of the tokens, by part. layers: factors of the layers' errors; None: 1.
-    """
-    parts = part_weights(shares)
-    layers = layers or [1.0] * (1 + max(name[0] for name in spectra))
-    return allocate(
-        spectra,
-        bits,
-        {(i, w, part): layers[i] * TENSOR_WEIGHTS[w] * parts[part] for i, w, part in spectra},
-        {name: shares[name[2]] for name in spectra},
-    )
-
-
 def _check_moments(moments: Sequence[LayerMoments], facts: ModelFacts) -> None:
     if len(moments) != facts.layers:
         raise ValueError(
@@ -220,8 +208,10 @@ def spec_with(
 
     def tensor(layer: int, which: Literal["key", "value"], part: str) -> TensorSpec:
         transform = str(Reference(file, layer, which))
-        own = {"classes": classes[layer, which, part], "transform": transform}
-        return settings.quantizer(which, "background" in shares).replace(**own, **stream)
+        own = {"classes": classes[layer, which, part], "transform": transform, **stream}
+        small = facts.is_multimodal and {bits for bits, _ in own["classes"]} <= set(FLOAT8_BITS)
+        own |= {"param_dtype": "float8"} if small else {}
+        return settings.quantizer(which, "background" in shares).replace(**own)
 
     def policies(layer: int) -> dict[str, KVSpec]:
         return {p: KVSpec(tensor(layer, "key", p), tensor(layer, "value", p)) for p in shares}
@@ -243,6 +233,7 @@ def _header(
         "model": loaded.name,
         **facts.signature(),
         "tokens": moments[0].tokens,
+        "spans": moments[0].spans,
         "queries": moments[0].queries,
         "layer_weights": [float(f"{layer.weight:.4g}") for layer in moments],
         "settings": settings.to_dict(),

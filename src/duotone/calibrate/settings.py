@@ -20,6 +20,8 @@ WHOLE_VALUE = TensorSpec(levels="lloyd", energy=1.5)
 # {mean bits up to here: spread of V's levels}: few levels lose the mean of tokens.
 PARTED_GAINS = {1.5: 1.1}
 WHOLE_GAINS = {1.5: 1.25, 2.5: 1.1}
+# Bits of scales and zero-points: those beside which `bits` counts, and those of visual spans.
+PLAIN_BITS, SMALL_BITS = 16, 8
 # Factors of errors: of K and V, and of a foreground's against its background's.
 TENSOR_WEIGHTS = {"key": 0.5, "value": 1.0}
 FOREGROUND_WEIGHT = 8.0
@@ -29,12 +31,14 @@ FOREGROUND_WEIGHT = 8.0
 class Settings:
     """Choices of a calibration.
 
-    bits: mean over the channels and tokens of all layers' K and V. regularization: of the metrics,
-    see `klt`. The default is best where a model is used on other data than the calibration data;
-    on the same data, 0.1 is better (docs/calibrate.md). foreground: share of a visual span's
-    tokens that get codes of their own, None: no background. group, recent: of a text stream, tokens
-    that are packed together, and those at its end that stay in 16 bit. gain: of V's levels; None: a
-    constant, or "fit" where spans are whole and the samples prefer it (`gains`).
+    bits: of codes beside parameters of 16 bits, mean over the channels and tokens of all layers' K
+    and V. Parameters of visual spans have 8 bits, and what that saves goes to codes.
+    regularization: of the metrics, see `klt`. The default is best where a model is used on other
+    data than the calibration data; on the same data, 0.1 is better (docs/calibrate.md).
+    foreground: share of a visual span's tokens that get codes of their own, None: no background.
+    group, recent: of a text stream, tokens that are packed together, and those at its end that stay
+    in 16 bit. gain: of V's levels; None: a constant, or "fit" where spans are whole and the samples
+    prefer it (`gains`).
     """
 
     bits: float = 1.0

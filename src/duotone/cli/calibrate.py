@@ -38,7 +38,13 @@ def command(
         ),
     ] = None,
     bits: Annotated[
-        float, typer.Option("--bits", "-b", help="Code bits per number, mean over all K and V.")
+        float,
+        typer.Option(
+            "--bits",
+            "-b",
+            help="Code bits per number, mean over all K and V, beside scales of 16 bits. Pictures "
+            "have scales of 8 bits, and more for codes.",
+        ),
     ] = 1.0,
     out: Annotated[
         Path,

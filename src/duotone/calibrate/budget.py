@@ -1,0 +1,70 @@
+"""Widths of all tensors of a model under one budget of bits, parameters included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import transform
+from .settings import PLAIN_BITS, SMALL_BITS, TENSOR_WEIGHTS, part_weights
+from .transform import Classes, Name, allocate
+
+EXPONENT_BITS = 16  # of a part, which its scales and its zero_points of 8 bits share
+LEAST = 1e-6  # bits per number
+
+
+def widths_of(
+    spectra: Mapping[Name, Any],
+    bits: float,
+    shares: Mapping[str, float],
+    layers: Sequence[float] | None = None,
+    tokens: float | None = None,
+) -> dict[Name, Classes]:
+    """Classes of every tensor by `allocate`.
+
+    bits: of codes, mean per number. shares: of the tokens, by part. layers: factors of the layers'
+    errors; None: 1. tokens: mean of a span whose parameters have 8 bits. Codes then get what is
+    left of the true bits that `bits` would take beside parameters of 16. None: codes get `bits`.
+    """
+    parts = part_weights(shares)
+    layers = layers or [1.0] * (1 + max(name[0] for name in spectra))
+    weights = {(i, w, part): layers[i] * TENSOR_WEIGHTS[w] * parts[part] for i, w, part in spectra}
+    each = {name: shares[name[2]] for name in spectra}
+
+    def allocated(codes: float) -> dict[Name, Classes]:
+        return allocate(spectra, min(codes, transform.WIDTHS[-1]), weights, each)
+
+    found = allocated(bits)
+    if tokens is None:
+        return found
+    exponents = EXPONENT_BITS / len(next(iter(spectra.values())))
+
+    def small(found: Mapping[Name, Classes]) -> float:
+        return parameter_bits(found, shares, tokens, SMALL_BITS, exponents)
+
+    allowed = bits + parameter_bits(found, shares, tokens, PLAIN_BITS)
+    codes = max(bits, allowed - small(found))
+    while True:
+        found = allocated(codes)
+        # More channels with codes have more scales.
+        excess = codes + small(found) - allowed
+        if excess < LEAST or codes <= bits:
+            return found
+        codes = max(bits, codes - excess)
+
+
+def parameter_bits(
+    classes: Mapping[Name, Classes],
+    shares: Mapping[str, float],
+    tokens: float,
+    bits: int,
+    exponents: float = 0.0,
+) -> float:
+    """Bits of parameters per number of spans of so many tokens.
+
+    A channel has a zero_point in every part, and a scale where it has codes. bits: of each.
+    exponents: bits per channel of those that a part's scales and zero_points share.
+    """
+    coded = sum(sum(share for width, share in rows if width) for rows in classes.values())
+    each = bits * (len(classes) + coded) + exponents * len(classes)
+    return each / tokens / sum(shares[part] for *_, part in classes)
