@@ -131,9 +131,21 @@ def test_wide_codes_in_the_bases_answer_as_16_bit(pictured, tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("bits", "gain"), [(1.0, 1.25), (2.0, 1.1), (4.0, 1.0)])
 def test_levels_of_values_move_apart_where_they_are_few(bits, gain):
-    assert Settings(bits=bits).quantizer("value", parted=False).gain == gain
-    assert Settings(bits=bits).quantizer("value", parted=True).gain == (1.1 if bits == 1 else 1.0)
-    assert Settings(bits=bits).quantizer("key", parted=False).gain == "fit"
+    settings, parts = Settings(bits=bits), ("visual", "background")
+    assert settings.quantizer("value", ["visual"]).gain == gain
+    assert settings.quantizer("value", parts).gain == (1.1 if bits == 1 else 1.0)
+    assert settings.quantizer("key", parts).gain == "fit"
+
+
+def test_keys_of_whole_spans_keep_their_ends():
+    found = [
+        Settings().quantizer("key", p) for p in (["visual"], ["visual", "background"], ["text"])
+    ]
+    assert [(key.levels, key.energy, key.gain) for key in found] == [
+        ("uniform", 0.0, "fit"),
+        ("lloyd", 1.0, "fit"),
+        ("lloyd", 1.0, "fit"),
+    ]
 
 
 def test_samples_choose_the_gain_of_whole_spans(pictured, monkeypatch):
@@ -196,6 +208,7 @@ def test_spans_stay_whole_where_that_is_asked_for(pictured):
     data = calibration_data(pictured, [TINY_TASK], 2, 2)
     _, spec, report = calibrate(pictured, data.batches, Settings(foreground=None))
     assert spec.background is None
+    assert {spec.at_layer(i).visual.key.levels for i in range(3)} == {"uniform"}
     assert {row["part"] for row in report["tensors"]} == {"visual"}
 
 

@@ -211,7 +211,7 @@ def spec_with(
         own = {"classes": classes[layer, which, part], "transform": transform, **stream}
         small = facts.is_multimodal and {bits for bits, _ in own["classes"]} <= set(FLOAT8_BITS)
         own |= {"param_dtype": "float8"} if small else {}
-        return settings.quantizer(which, "background" in shares).replace(**own)
+        return settings.quantizer(which, shares).replace(**own)
 
     def policies(layer: int) -> dict[str, KVSpec]:
         return {p: KVSpec(tensor(layer, "key", p), tensor(layer, "value", p)) for p in shares}

@@ -13,8 +13,11 @@ from duotone.quant import TensorSpec
 from .transform import allocate
 
 # Chosen on calibration samples of duotone-tiny's tasks in November 2026: with a background, and
-# for spans as a whole as in the data-free preset.
+# for spans as a whole as in the data-free preset. Their keys were chosen on five other models.
+# Attention picks tokens that stand out. Lloyd's levels fall short of these where they have no part
+# of their own: min/max keeps them, and a fitted gain makes scores unbiased.
 KEY = TensorSpec(levels="lloyd", gain="fit", energy=1.0)
+WHOLE_KEY = TensorSpec(gain="fit")
 PARTED_VALUE = TensorSpec(levels="lloyd", energy=0.5)
 WHOLE_VALUE = TensorSpec(levels="lloyd", energy=1.5)
 # {mean bits up to here: spread of V's levels}: few levels lose the mean of tokens.
@@ -70,10 +73,11 @@ class Settings:
             return {"visual": 1.0}
         return {"visual": self.foreground, "background": 1 - self.foreground}
 
-    def quantizer(self, which: Literal["key", "value"], parted: bool) -> TensorSpec:
-        """Quantizer that gets classes and a transform. parted: spans have a background."""
+    def quantizer(self, which: Literal["key", "value"], parts: Iterable[str]) -> TensorSpec:
+        """Quantizer of these parts (`parts`) that gets classes and a transform."""
         if which == "key":
-            return KEY
+            return WHOLE_KEY if set(parts) == {"visual"} else KEY
+        parted = "background" in parts
         value, gains = (PARTED_VALUE, PARTED_GAINS) if parted else (WHOLE_VALUE, WHOLE_GAINS)
         if self.gain is not None:
             return value.replace(gain=self.gain)
