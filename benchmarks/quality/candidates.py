@@ -63,6 +63,14 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "sharp, .4 and .26, V gain 1.2": replace(
             _SHARP, share=0.4, short=(60, 0.26), gains=("fit", 1.2)
         ),
+        "sharp, 2 bits in back, .42 and .2, V gain 1.2": Parts(
+            Part(_SHARP.front.key, ((2, 1 / 2), (1, 1 / 4))),
+            Part(((4, 1 / 8), (2, 3 / 8)), _SIGNS.value),
+            0.42,
+            short=(60, 0.2),
+            gains=("fit", 1.2),
+            first=_FIRST,
+        ),
         "sharp, K of 2 bits, energies 1/2, V gain 1.2": replace(
             _SHARP_OF_2, energies=(0.5, 1.0), gains=("fit", 1.2)
         ),

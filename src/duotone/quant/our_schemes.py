@@ -97,10 +97,10 @@ _SIGNS = ((1, 1 / 2),)
 # lose of them is alike for all.
 PARTS = {
     1: Parts(
-        front=Part(((4, 1 / 8), (2, 3 / 8), (1, 1 / 4)), ((2, 1 / 2), (1, 1 / 2))),
-        back=Part(((4, 1 / 8), (2, 1 / 8), (1, 1 / 4)), _SIGNS),
-        share=0.4,
-        short=(60, 0.26),
+        front=Part(((4, 1 / 8), (2, 3 / 8), (1, 1 / 4)), ((2, 1 / 2), (1, 1 / 4))),
+        back=Part(((4, 1 / 8), (2, 3 / 8)), _SIGNS),
+        share=0.42,
+        short=(60, 0.2),
         gains=("fit", 1.2),
         first=Part(1, _SIGNS),
     ),

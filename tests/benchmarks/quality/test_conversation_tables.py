@@ -46,4 +46,4 @@ def test_bytes_come_to_half_where_pictures_are_most_tokens() -> None:
     assert many["bytes"][OURS] < many["bytes"]["duotone-mixed@2"] < 0.5 * many["kivi_bytes"]
     assert few["kivi_bytes"] == pytest.approx(conversation_bytes.kivi_bytes(1600))
     result = {**HEADER, "shape": "toy", "talks": [many]}
-    assert "| 3,328 | 1 | 64 | 0.41 |" in conversation_tables.bytes_table([result])
+    assert "| 3,328 | 1 | 64 | 0.42 |" in conversation_tables.bytes_table([result])
