@@ -64,21 +64,23 @@ presets_of_budgets() {
 ON=${SMALL:+--device cpu}
 QUALITY="python -m benchmarks.quality.table"
 
-# Three lanes have a task each, the last one all schemes.
+# Three lanes have a task each, the last one rows among all schemes. Of those files that have other rows:
+# python -m benchmarks.quality.joined FOLDER results/quality
 presets_quality() {
   export PYTHONPATH=src:.carry
   end="--minutes ${MINUTES:-7} $ON"
   if [ "$1" = 3 ]; then
     for task in captions documents sequences; do
-      $QUALITY schemes --tasks $task --n ${SMALL:-200} $end --out /tmp/results/schemes &
+      $QUALITY schemes --tasks $task --n ${SMALL:-200} $end --out /tmp/results/schemes \
+        --rows "duotone @4;duotone @2;duotone @1;duotone-mixed @4;duotone-mixed @2;duotone-mixed @1" &
       $QUALITY schemes --tasks $task --n ${SMALL:-400} $end --out /tmp/results/schemes-tuned \
         --rows "duotone-tuned;duotone @1;duotone-whole @1;calibquant @1" &
     done
   else
     task=$(echo captions documents sequences | cut -d " " -f $(($1 + 1)))
     for later in "" --later-question; do
-      $QUALITY ingredients --tasks $task $later --n ${SMALL:-500} --calibration ${SMALL:-200} $end \
-        --out /tmp/results/quality &
+      $QUALITY ingredients --tasks $task $later --n ${SMALL:-500} $end --out /tmp/results/quality \
+        --rows "duotone @8;duotone @4;duotone @2;duotone @1" &
     done
     $QUALITY schemes --tasks $task --n ${SMALL:-200} $end --out /tmp/results/schemes-stream \
       --rows "duotone-stream @2, own window;duotone-mixed @2;duotone-mixed @4" &

@@ -139,17 +139,18 @@ def search_tau(
 
 
 def ingredients(loaded: Loaded, task: Task, arguments: argparse.Namespace) -> str:
-    """Write the file of one task with its grid of tau; returns its stem."""
+    """Write the file of one task; returns its stem. With its grid of tau, but for --rows."""
     started = time.monotonic()
-    tau, grid = search_tau(loaded, task, arguments)
+    tau, grid = ({}, {}) if arguments.rows else search_tau(loaded, task, arguments)
     log(task.name, "tau", tau)
     specs = {label: spec for b in BITS for label, spec in table_specs(b, tau.get(b)).items()}
+    specs = _chosen(specs, arguments.rows)
     left = arguments.minutes and max(arguments.minutes - (time.monotonic() - started) / 60, 0.5)
     own = {"kl": arguments.later_question, "minutes": left}
     task = cheaply_scored(task) if arguments.rescore_later else task
     data, evaluation = table_of_task(loaded, task, specs, arguments, "duotone.quality/1", **own)
     stem = f"{task.name}-later" if arguments.later_question else task.name
-    write(arguments.out, stem, data | {"tau_grid": grid}, evaluation)
+    write(arguments.out, stem, data | ({"tau_grid": grid} if grid else {}), evaluation)
     return stem
 
 

@@ -11,7 +11,8 @@ REFERENCE = "16-bit"
 def provenance(results: Sequence[Result]) -> str:
     """One line: samples, model, device, versions, commits and date of the newest file."""
     samples = " / ".join(str(result["samples"]) for result in results)
-    return f"*{samples} samples; ± half the 95 % bootstrap interval; {source(*results)}.*"
+    runs = [run for result in results for run in result.get("sources", [result])]
+    return f"*{samples} samples; ± half the 95 % bootstrap interval; {source(*runs)}.*"
 
 
 def visual_bits(scheme: Result) -> str:
