@@ -25,7 +25,7 @@ def joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
     """A file with the rows of both, those of the later one where both have them.
 
     Errors: ValueError for files of other tasks or samples, or whose scores in 16 bit differ by more
-    than half of their interval.
+    than a quarter of their interval.
     """
     apart = [name for name in ALIKE if earlier[name] != later[name]]
     if apart:

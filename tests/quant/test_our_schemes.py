@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from duotone import scheme
-from duotone.quant.our_schemes import PARTS, Part, Parts, with_pictures
+from duotone.attention.cuda.spans import layout
+from duotone.quant.our_schemes import PARTS, TILE, Part, Parts, with_pictures
 
 FOREGROUND = {"foreground", "short_foreground", "foreground_multiple"}
 VISUAL = {"visual", "background", *FOREGROUND, "ranges", "layers"}
@@ -31,9 +32,10 @@ def test_short_spans_keep_their_share_in_another_text() -> None:
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_long_spans_fill_tiles_in_front(bits: int) -> None:
     spec = scheme("duotone", bits=bits)
+    assert spec.foreground_multiple == TILE == layout.TILE
     for tokens in (128, 196, 256, 576, 3328):
         front = spec.foreground_of(tokens)
-        assert front % 64 == 0
+        assert front % TILE == 0
         assert abs(front - spec.foreground * tokens) <= 32
 
 

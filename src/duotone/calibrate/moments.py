@@ -52,10 +52,9 @@ class LayerMoments:
 
     key, value: of (x - mean)(x - mean)^T about the mean of the token's own span. query: of q q^T,
     also over the q heads of the kv head. output: sum over these of W_h^T W_h, where W_h are the
-    columns of W_o for one q head. sm_scale: factor of the scores q . k. spans: that the tokens are
-    of. amplified: of log(1 +
-    |m|^2 / |x|^2) over `heard` tokens. x is the residual stream after attention, m what the layer
-    adds to it.
+    columns of W_o for one q head. sm_scale: factor of the scores q . k. spans: number of them.
+    amplified: of log(1 + |m|^2 / |x|^2) over `heard` tokens, with x the residual stream after
+    attention and m what the layer adds to it.
     """
 
     key: Sums

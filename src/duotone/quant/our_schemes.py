@@ -23,8 +23,6 @@ def with_pictures(spec: CacheSpec, pictures: CacheSpec) -> CacheSpec:
 
 # Tokens of a tile of the decode kernels.
 TILE = 64
-
-
 # Classes of channels (bits, share of channels); an integer: all channels in so many bits.
 Channels = tuple[tuple[int, float], ...] | int
 
@@ -46,8 +44,8 @@ def same(channels: Channels) -> Part:
 class Parts:
     """A span's tokens in two parts. share: in front. energies, gains: of K and of V.
 
-    short: `CacheSpec.short_foreground`. Long spans have whole tiles of tokens in front: records of
-    kernels are filled up with nothing otherwise.
+    short: `CacheSpec.short_foreground`. Long spans have whole tiles of tokens in front, since
+    records of kernels are filled up.
     back: None for spans in one part. first: back of the first layer, if it is another one. Its keys
     are those of single tokens, of which none stands out: channels without codes cost more there
     than in all other layers.
@@ -123,15 +121,14 @@ PARTS = {
 
 
 def duotone(bits: int = 1) -> CacheSpec:
-    """Spec chosen on models of `training.zoo`, each of which, left out, gets the same; no data.
+    """Spec chosen on models of `training.zoo`; it needs no data.
 
     Up to 4 bits, the tokens of a span that stand out have codes of their own. Up to 3, channels
     have unequal widths, ordered by their weighted variance. Levels are fitted to the tokens
     that stand out. A gain restores what tokens share and few levels lose: K's is fitted, V's lies
-    above its least squares. 8 bits need one part and one width.
-    Scales and middles of levels have 8 bits. Codes of 8 bits need 16, since rounding would
-    move levels by whole steps. So do biases of keys of several hundred (Qwen2.5); a cache gives 16
-    bits to layers that have them.
+    above its least squares. Codes of 8 bits need one part and one width. Scales and middles of
+    levels have 8 bits. Those of 8-bit codes have 16, since rounding would move levels by whole
+    steps. So have layers whose keys have biases of several hundred (Qwen2.5); a cache finds them.
     """
     if bits in PARTS:
         return PARTS[bits].spec

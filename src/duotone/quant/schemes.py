@@ -54,9 +54,9 @@ class Scheme:
 
 SCHEMES: dict[str, Scheme] = {
     "duotone": Scheme(
-        "Our data-free default, with constants of five models: up to 2 bits each picture's tokens "
+        "Our data-free default, with constants of six models: up to 4 bits each picture's tokens "
         "in two parts, those that stand out from its mean key with most of the bits; channels of "
-        "unequal width, gains about the mean, min/max at 4 bits, parameters in 8 bits",
+        "unequal width up to 3 bits, gains about the mean, parameters in 8 bits",
         duotone,
     ),
     "duotone-whole": Scheme(

@@ -42,8 +42,8 @@ class CacheSpec(Record):
         the policy of all. foreground: with a background, the share of a span's tokens that
         `visual` covers: the tokens that stand out most (`cache.saliency`). short_foreground:
         (tokens, share) for spans of fewer tokens, or None: parameters are more of their bits.
-        foreground_multiple: spans of twice as many tokens or more have a multiple of it in front,
-        as tiles of kernels are.
+        foreground_multiple: spans of twice as many tokens or more have the nearest multiple of it
+        in front, so that tiles of kernels are full.
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
         is never shorter than `recent` once that many tokens exist; it floats up to one flush more.
     flush: least number of tokens that leave the window at a time, in whole groups. With recent=0
@@ -151,7 +151,7 @@ class CacheSpec(Record):
         object.__setattr__(self, "short_foreground", tuple(pair))
 
     def foreground_of(self, tokens: int) -> int:
-        """Tokens of the foreground of a span: their share rounded up, or to the next multiple."""
+        """Tokens of a span's foreground: their share rounded up, or to the nearest multiple."""
         short, multiple = self.short_foreground, self.foreground_multiple
         front = (short[1] if short and tokens < short[0] else self.foreground) * tokens
         if multiple == 1 or tokens < 2 * multiple:

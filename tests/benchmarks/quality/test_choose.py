@@ -161,10 +161,12 @@ def test_what_is_dropped_is_printed_and_written(tmp_path, monkeypatch, capsys) -
         _file(tmp_path, f"{model}.json", rows=rows, model=model)
     out = tmp_path / "choice" / "out.json"
     out.parent.mkdir()
-    monkeypatch.setattr("benchmarks.quality.choose.WIDTHS", (1,))
+    monkeypatch.setattr("benchmarks.quality.choose.WIDTHS", (1, 3))
     monkeypatch.setattr("sys.argv", ["choose", str(tmp_path), "--out", str(out)])
     choose.main()
-    assert f"dropped  {lost}, by one, none: RuntimeError: no" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"dropped  {lost}, by one, none: RuntimeError: no" in said
+    assert "3 bits: no candidates in these files" in said
     (width,) = json.loads(out.read_text())["widths"]
     assert {row["row"] for row in width["dropped"]} == {lost}
     assert kept in width["worst"]
