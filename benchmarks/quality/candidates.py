@@ -71,6 +71,13 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
             gains=("fit", 1.2),
             first=_FIRST,
         ),
+        "sharp, 2 bits in back, .37 and .13, V gain 1.2": replace(
+            _SHARP,
+            back=Part(((4, 1 / 8), (2, 3 / 8)), _SIGNS.value),
+            share=0.37,
+            short=(60, 0.13),
+            gains=("fit", 1.2),
+        ),
         "sharp, K of 2 bits, energies 1/2, V gain 1.2": replace(
             _SHARP_OF_2, energies=(0.5, 1.0), gains=("fit", 1.2)
         ),
