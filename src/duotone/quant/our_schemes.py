@@ -95,10 +95,10 @@ _SIGNS = ((1, 1 / 2),)
 # lose of them is alike for all.
 PARTS = {
     1: Parts(
-        front=Part(((4, 1 / 8), (2, 3 / 8), (1, 1 / 4)), ((2, 1 / 2), (1, 1 / 4))),
+        front=Part(((4, 1 / 8), (2, 3 / 8), (1, 1 / 4)), ((2, 1 / 2), (1, 1 / 2))),
         back=Part(((4, 1 / 8), (2, 3 / 8)), _SIGNS),
-        share=0.42,
-        short=(60, 0.2),
+        share=0.37,
+        short=(60, 0.13),
         gains=("fit", 1.2),
         first=Part(1, _SIGNS),
     ),

@@ -212,7 +212,7 @@ def test_bits_of_spans_have_bounds() -> None:
 @pytest.mark.parametrize(
     ("bits", "name"),
     [
-        (1, "sharp, 2 bits in back, .42 and .2, V gain 1.2"),
+        (1, "sharp, 2 bits in back, .37 and .13, V gain 1.2"),
         (2, "even, sharp, .36 and .28, first 2 bits, V gain 1.1"),
         (3, "front 4 bits, back more of K"),
         (4, "parts of 4 bits"),
