@@ -27,7 +27,7 @@ WHOLE_GAINS = {1.5: 1.25, 2.5: 1.1}
 PLAIN_BITS, SMALL_BITS = 16, 8
 # Factors of errors: of K and V, and of a foreground's against its background's.
 TENSOR_WEIGHTS = {"key": 0.5, "value": 1.0}
-FOREGROUND_WEIGHT = 8.0
+FOREGROUND_WEIGHT = 4.0
 
 
 @dataclass(frozen=True)
