@@ -90,16 +90,14 @@ def _table(
     return "\n\n".join([markdown_table(header, rows), legend, provenance(results)])
 
 
-# Rows of the README: our preset, the best of plain levels, and CalibQuant's two forms.
+# Rows of the README: our preset at 1 and 2 bits, the best of plain levels, and CalibQuant's two forms.
 SUMMARY = (
     REFERENCE,
     "duotone @1",
-    "duotone-whole @1",
     "lloyd, gain 1.3 / 1.4 @1",
     "calibquant, no tau @1",
     "calibquant @1",
     "duotone @2",
-    "duotone-whole @2",
 )
 
 
