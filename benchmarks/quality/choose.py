@@ -4,7 +4,8 @@
 
 FOLDER has files of `zoo.py --candidates`, one per model and stress. A candidate's loss in a case is
 its KL over that of the best plain code of the same nominal width. The choice is the candidate that
-fewest other rows beat beyond the interval, and of equals the one of the least worst loss. A model
+fewest other rows beat beyond the interval, and of equals the one of the least loss in the geometric
+mean over cases: left out, the least worst loss chooses candidates that lose more by both. A model
 is left out with all its stresses: the candidate reported for it is the one chosen on the others.
 `duotone` has no say, being a candidate already. A candidate without numbers in some case is no
 choice: it is printed and recorded as dropped, with the case and why.
@@ -14,6 +15,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from duotone.report.files import read_file
 from duotone.report.provenance import write_new_json
 
 PLAIN = ("min/max", "lloyd, one gain", "kivi", "calibquant", "calibquant-paper")
+LEAST_LOSS = 1e-6
 PREFIX = "parts, "  # of the names of candidates
 # Fields of a file that say where its numbers are from.
 PROVENANCE = ("created", "commit", "versions", "device")
@@ -77,6 +80,11 @@ def worst(cases: Sequence[Case], row: str, bits: int) -> float:
     return max(case.loss(row, bits) for case in cases)
 
 
+def typical(cases: Sequence[Case], row: str, bits: int) -> float:
+    """Geometric mean of a row's losses over cases, with rounding's zeros and less at LEAST_LOSS."""
+    return geometric_mean([max(case.loss(row, bits), LEAST_LOSS) for case in cases])
+
+
 def beaten_by(case: Case, row: str, bits: int) -> list[str]:
     """Names of rows that are no candidates and lose less than `row`, beyond the interval."""
     differences = {name: case.difference(row, name) for name in _others(case, bits)}
@@ -84,11 +92,11 @@ def beaten_by(case: Case, row: str, bits: int) -> list[str]:
 
 
 def choose(cases: Sequence[Case], rows: Sequence[str], bits: int) -> str:
-    """Name of the row that fewest others beat, over all cases; of equals, the least worst loss."""
+    """Name of the row that fewest others beat, over all cases; of equals, the least `typical`."""
     if not cases or not rows:
         raise ValueError(f"a choice needs cases and candidates; got {len(cases)}, {len(rows)}")
     beaten = {row: sum(len(beaten_by(case, row, bits)) for case in cases) for row in rows}
-    return min(rows, key=lambda row: (beaten[row], worst(cases, row, bits)))
+    return min(rows, key=lambda row: (beaten[row], typical(cases, row, bits)))
 
 
 def held_out(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str, str]:
@@ -129,6 +137,7 @@ def report(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str, A
         "dropped": missing,
         "preset": choose(cases, rows, bits),
         "worst": {row: worst(cases, row, bits) for row in rows},
+        "typical": {row: typical(cases, row, bits) for row in rows},
         "left_out": chosen,
         "cases": [_scored(case, chosen[case.model], bits) for case in cases],
     }
@@ -189,7 +198,7 @@ def read_cases(folder: Path) -> tuple[list[Case], dict[str, Any]]:
 
 
 def main() -> None:
-    """Choose at all widths, print worst losses, and write the scores."""
+    """Choose at all widths, print losses (typical, worst), and write the scores."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="files of zoo.py --candidates")
     parser.add_argument("--out", type=Path, required=True, help="a new file")
@@ -205,8 +214,8 @@ def main() -> None:
         print(f"{bits} bits: {widths[-1]['preset']}; left out: {widths[-1]['left_out']}")
         for row in widths[-1]["dropped"]:
             print("   dropped  {row}, by {model}, {stress}: {why}".format(**row))
-        for name, loss in sorted(widths[-1]["worst"].items(), key=lambda item: item[1]):
-            print(f"  {loss:8.3f}  {name}")
+        for name, loss in sorted(widths[-1]["typical"].items(), key=lambda item: item[1]):
+            print(f"  {loss:8.3f}  {widths[-1]['worst'][name]:8.3f}  {name}")
     write_new_json(args.out, {"schema": "duotone.zoo-choice/1", **header, "widths": widths})
 
 

@@ -90,7 +90,7 @@ def _table(
     return "\n\n".join([markdown_table(header, rows), legend, provenance(results)])
 
 
-# Rows of the README: our preset at 1 and 2 bits, the best of plain levels, and CalibQuant's two forms.
+# Rows of the README: our preset, the best of plain levels, and CalibQuant's two forms.
 SUMMARY = (
     REFERENCE,
     "duotone @1",

@@ -14,7 +14,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 TASKS = ("captions", "documents", "sequences")
 # Labels of the rows that are drawn of results/schemes, by their beginning.
 NAMED = (
-    "duotone @",
     "duotone-whole @",
     "calibquant @",
     "minmax @",
@@ -24,13 +23,11 @@ NAMED = (
     "vl-cache @",
 )
 LEAST_KL, MOST_BITS = 3e-6, 5.0
-# The same in every panel; ours strong, the others pale. Files of widths have `duotone-parts`, which
-# `duotone` is made of.
+# The same in every panel; ours strong, the others pale.
 COLOURS = {
     "calibrated (duotone-klt)": "#c2185b",
     "calibrated, whole spans": "#7b1fa2",
     "duotone": "#1565c0",
-    "duotone-parts": "#1565c0",
     "KIVI's axes on spans": "#2e7d32",
     "duotone-whole": "#64b5f6",
     "calibquant": "#ffa726",
@@ -79,7 +76,7 @@ def _family(label: str) -> str:
         return "calibrated (duotone-klt)"
     if label.startswith("span, KIVI"):
         return "KIVI's axes on spans"
-    return "duotone-parts" if label.startswith("duotone-parts") else ""
+    return "duotone" if label.startswith("duotone @") else ""
 
 
 def draw_task(axes: Any, task: str) -> None:

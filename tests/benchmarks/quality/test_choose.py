@@ -1,4 +1,4 @@
-"""The choice by the worst case, on made-up sums of three models."""
+"""The choice by who beats a candidate, then by typical loss, on made-up sums of three models."""
 
 import json
 from dataclasses import replace
@@ -37,11 +37,20 @@ def _cases() -> list[Case]:
     ]
 
 
-def test_the_worst_case_decides() -> None:
+def test_a_case_that_others_win_decides() -> None:
     cases, rows = _cases(), [BOLD, SAFE]
     assert choose.worst(cases, BOLD, 1) == pytest.approx(3)
     assert choose.worst(cases, SAFE, 1) == pytest.approx(0.5)
     assert choose.choose(cases, rows, 1) == SAFE
+
+
+def test_of_equals_the_geometric_mean_decides_not_the_worst_case() -> None:
+    plain = {PLAIN: [4.0, 4.0], OTHER: [9.0, 9.0]}
+    losses = {"a": (0.2, 1.6), "b": (0.2, 1.6), "c": (2.0, 1.6)}
+    cases = [_case(m, **plain, **{BOLD: [b, b], SAFE: [s, s]}) for m, (b, s) in losses.items()]
+    assert choose.worst(cases, BOLD, 1) > choose.worst(cases, SAFE, 1)
+    assert choose.typical(cases, BOLD, 1) == pytest.approx((0.05**2 * 0.5) ** (1 / 3))
+    assert choose.choose(cases, [SAFE, BOLD], 1) == BOLD
 
 
 def test_a_model_is_scored_by_a_choice_that_did_not_see_it() -> None:
