@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,9 @@ def test_a_lossy_scheme_counts_its_differences_and_its_bytes(loaded, prompts):
     assert data["answers"][0]["picture"] == "a.png"
     assert data["answers"][0]["same"] == outcome.answers[0].same
     assert data["memory"]["nominal_bits"] == 1
+    assert "at 1 bit, " in outcome.sentence()
+    assert "at 1 bit, " in replace(outcome, bits=1.004).sentence()
+    assert "at 1.5 bits, " in replace(outcome, bits=1.5).sentence()
     assert data["memory"]["visual_bits_per_element"] > 1
     expected = {"ms_per_token", "reference_ms_per_token", "same_answers", "visual_ratio"}
     assert expected | {"total_ratio", "sentence", "spec", "model", "scheme"} <= set(data)

@@ -44,6 +44,6 @@ def command(json_output: JsonOption = False) -> None:
 
     table = Table("scheme", "nominal bits", "true bits", "what")
     for name, row in rows.items():
-        bits = (f"{row['nominal_bits']:g}", f"{row['true_bits']:.2f}")
+        bits = (f"{row['nominal_bits']:.3g}", f"{row['true_bits']:.2f}")
         table.add_row(f"[cyan]{name}[/]", *bits, escape(row["summary"]))
     Console().print(table)

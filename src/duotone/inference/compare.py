@@ -128,7 +128,8 @@ class Comparison:
             saved = f"The pictures' cache is {self.ratio('visual'):.1f}x smaller"
         else:
             saved = f"The cache is {self.ratio('total'):.1f}x smaller"
-        bits = f"{self.bits:.2g} bit{'' if self.bits == 1 else 's'}"
+        width = f"{self.bits:.2g}"
+        bits = f"{width} bit{'' if width == '1' else 's'}"
         calibrated = f" Calibrated on {self.calibrated_on}." if self.calibrated_on else ""
         return f"{saved} at {bits}, and {same}.{calibrated}"
 
