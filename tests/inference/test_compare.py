@@ -48,8 +48,9 @@ def test_a_lossy_scheme_counts_its_differences_and_its_bytes(loaded, prompts):
     assert data["answers"][0]["same"] == outcome.answers[0].same
     assert data["memory"]["nominal_bits"] == 1
     assert "at 1 bit, " in outcome.sentence()
-    assert "at 1 bit, " in replace(outcome, bits=1.004).sentence()
-    assert "at 1.5 bits, " in replace(outcome, bits=1.5).sentence()
+    for bits, words in ((1.004, "at 1 bit, "), (1.5, "at 1.5 bits, ")):
+        of_bits = replace(outcome, memory=memory | {"nominal_bits": bits})
+        assert words in of_bits.sentence()
     assert data["memory"]["visual_bits_per_element"] > 1
     expected = {"ms_per_token", "reference_ms_per_token", "same_answers", "visual_ratio"}
     assert expected | {"total_ratio", "sentence", "spec", "model", "scheme"} <= set(data)
