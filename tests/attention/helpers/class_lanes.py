@@ -22,16 +22,25 @@ class Side:
     """`Classes` of classes/codes.cuh: the bits of columns and where they lie in a class."""
 
     def __init__(self, classes: Classes) -> None:
-        self.bits, self.within, self.of_class = [], [], []
-        for (bits, _), columns in zip(classes.sizes, classes.columns, strict=True):
+        self.bits, self.within, self.of_class, self.halves = [], [], [], []
+        for (bits, n), columns in zip(classes.sizes, classes.columns, strict=True):
+            half = bits > 1 and 0 < n % 16 <= 8  # a class by itself, at bit 0
             self.bits += [bits] * columns
-            self.within += range(columns)
-            self.of_class += [columns] * columns
+            self.within += [*range(columns - half), *[0] * half]
+            self.halves += [False] * (columns - half) + [True] * half
+            self.of_class += [columns - half] * (columns - half) + [1] * half
         self.columns = len(self.bits)
 
     def key_bit(self, column: int) -> int:
         bits = self.bits[column]
         return self.within[column] % power_in(self.of_class[column], 4 // bits) * bits
+
+    def value_bit(self, column: int, half: int) -> int:
+        if self.halves[column]:
+            return 0
+        bits, columns = self.bits[column], self.of_class[column]
+        within = half * columns + self.within[column]
+        return within % power_in(2 * columns, 8 // bits) * bits
 
 
 def bytes_of(register: np.ndarray, signed: bool) -> np.ndarray:

@@ -173,12 +173,40 @@ def test_parameters_of_8_bits_halve_what_is_no_code():
     assert bytes_of == {"plain": 2 * (2 * 200 + 128), "small": 2 * (200 + 4 + 128)}
 
 
-def test_classes_of_half_columns_are_filled_up():
+def test_half_columns_of_4_and_2_bits_take_half_the_words():
     form = ClassFormat.of(*UNITS, 64)
     assert (form.key.sizes, form.key.columns) == (((4, 8), (2, 16), (1, 24)), (1, 1, 2))
     assert form.key.places == 64
     assert form.value.sizes == ((2, 24), (1, 8))
-    assert form.parts == ((4 + 2 + 2) * 128, (2 * 2 + 1) * 128)
+    # 1 bit is filled up to columns of 16 channels.
+    assert form.parts == ((2 + 2 + 2) * 128, (2 + 1 + 1) * 128)
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", ["duotone", "duotone-whole"])
+def test_codes_of_presets_are_not_filled_up(name, head_dim, bits):
+    spec = duotone.scheme(name, bits=bits)
+    for kv in (spec.visual, spec.background):
+        for tensor in (kv.key, kv.value) if kv else ():
+            sizes = Classes.of(tensor, head_dim)
+            assert sizes.codes_bytes == TILE * sum(width * n for width, n in sizes.sizes) // 8
+
+
+def test_half_columns_have_keys_parameters_twice():
+    key, value = packed(
+        (SMALL_TILES[0].replace(classes=((4, 1 / 8), (2, 3 / 8))), UNITS[1]), [[0, 100]]
+    )
+    records = to_class_records(key, value)
+    assert records.format.key.rank_of_place.tolist() == [
+        *range(8), *range(8), *range(8, 24), *range(24, 32), *range(24, 32)
+    ]  # fmt: skip
+    tile = records.data[0, 0].reshape(-1, sum(records.format.parts))[0]
+    *_, scales, channels, _ = tile.split(records.format.parts)
+    for part in (scales, channels):
+        assert torch.equal(part[:8], part[8:16])
+        assert torch.equal(part[32:40], part[40:48])
+        assert len(part[:8].unique()) > 1
 
 
 def test_records_of_few_bits_hold_no_more_tokens_than_a_picture():
@@ -197,22 +225,31 @@ def place_codes(raw: bytes, classes: Classes, value: bool) -> torch.Tensor:
     unit = 4 if total % 4 == 0 else 1 if total % 2 else 2
     out = torch.zeros(TILE, classes.places)
     first_word = first_column = 0
-    for (bits, _), columns in zip(classes.sizes, classes.columns, strict=True):
-        per_byte = 8 // bits
+    for (bits, n), columns in zip(classes.sizes, classes.columns, strict=True):
+        per_byte, half = 8 // bits, bits > 1 and 0 < n % 16 <= 8
+        whole = columns - half
         for lane in range(32):
             g, t = lane // 4, lane % 4
-            for e in range(8 * columns):
+            for e in range(8 * whole + 4 * half):
                 w = first_word + e // per_byte
                 word = words[w // unit * 32 * unit + lane * unit + w % unit]
-                a, column = e // columns, first_column + e % columns
+                in_half = e - 8 * whole
+                a, column = (
+                    (e // whole, first_column + e % whole)
+                    if in_half < 0
+                    else (2 * in_half if value else in_half, first_column + whole)
+                )
                 for j in range(4):
                     code = word >> (8 * j + bits * (e % per_byte)) & ((1 << bits) - 1)
                     if value:
                         token = 32 * (a // 4) + 8 * (a // 2 % 2) + 2 * t + 16 * (j % 2) + j // 2
                         out[token, 16 * column + 8 * (a % 2) + g] = code
                     else:
-                        out[8 * a + g, 16 * column + 4 * t + j] = code
-        first_word += bits * columns
+                        token, slot = 8 * a + g, 4 * t + j
+                        if in_half >= 0 and slot >= 8:
+                            token, slot = token + 32, slot - 8
+                        out[token, 16 * column + slot] = code
+        first_word += bits * whole + bits // 2 * half
         first_column += columns
     return out
 

@@ -136,7 +136,9 @@ def expected_query(
     scale, zero, order = (part.double().numpy() for part in (scale, zero, order))
     in_order = q[:, order.astype(int)]
     folded = np.zeros((len(q), classes.places))
-    folded[:, classes.place_of_rank.numpy()] = in_order[:, : classes.channels] * scale
+    rank = classes.rank_of_place.numpy()
+    coded = in_order[:, : classes.channels] * scale
+    folded[:, rank >= 0] = coded[:, rank[rank >= 0]]
     return folded, in_order @ zero
 
 

@@ -106,8 +106,8 @@ def test_lanes_read_what_torch_reads(tmp_path) -> None:
     for lane in range(32):
         channels = torch.arange(form.channels).view(-1, 4, 8)[:, lane % 4].flatten()
         assert torch.equal(zeros[lane], expected[channels])
-    by_place = torch.zeros(form.key.places)
-    by_place[form.key.place_of_rank] = key.scales[0, 0, 1].float()
+    rank = form.key.rank_of_place
+    by_place = key.scales[0, 0, 1].float()[rank].masked_fill(rank < 0, 0)
     for lane in range(32):
         places = torch.arange(form.key.places).view(-1, 16)[:, 4 * (lane % 4) :]
         own = by_place[places[:, 2 * (lane // 4 % 2) :][:, :2]]

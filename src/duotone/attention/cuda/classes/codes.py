@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from duotone.attention.cuda.classes.format import COLUMN, Classes, ClassFormat
+from duotone.attention.cuda.classes.format import HALF, Classes, ClassFormat
 from duotone.attention.cuda.spans.layout import (
     TILE,
+    coordinates,
     key_order,
     take_tokens,
     tile_codes,
@@ -20,10 +24,9 @@ from duotone.attention.cuda.spans.layout import (
 def class_codes(codes: Tensor, token: Tensor, classes: Classes, value: bool) -> Tensor:
     """Bytes of the codes of every tile, [batch, heads, tiles, bytes]; codes: sorted by class."""
     taken, start, words = take_tokens(codes, token, codes.shape[3]), 0, []
-    order = value_order if value else key_order
-    for (bits, n), columns in zip(classes.sizes, classes.columns, strict=True):
-        filled = torch.nn.functional.pad(taken[..., start : start + n], (0, columns * COLUMN - n))
-        tiles = tile_codes(filled, order(columns * COLUMN, bits, 1), bits, TILE)
+    for bits, n, places in classes.pieces:
+        filled = torch.nn.functional.pad(taken[..., start : start + n], (0, places - n))
+        tiles = tile_codes(filled, _order(places, bits, value), bits, TILE)
         words.append(tiles.unflatten(-1, (-1, 32, 4)))
         start += n
     joined = torch.cat(words, 3)
@@ -36,12 +39,32 @@ def from_class_codes(tiles: Tensor, slot: Tensor, form: ClassFormat, value: bool
     classes = form.value if value else form.key
     unit = words_per_vector(sum(classes.words))
     words = tiles.unflatten(-1, (-1, 32, unit, 4)).transpose(4, 5).flatten(3, 4)
-    order = value_order if value else key_order
     parts = []
-    for (bits, n), columns, part in zip(
-        classes.sizes, classes.columns, words.split(classes.words, 3), strict=True
-    ):
-        codes = untile_codes(part.flatten(3), order(columns * COLUMN, bits, 1), bits, TILE)
+    for (bits, n, places), part in zip(classes.pieces, words.split(classes.words, 3), strict=True):
+        codes = untile_codes(part.flatten(3), _order(places, bits, value), bits, TILE)
         parts.append(codes[..., :n])
     joined = torch.nn.functional.pad(torch.cat(parts, -1), (0, form.head_dim - classes.channels))
     return joined.gather(2, slot[:, None, :, None].expand(-1, joined.shape[1], -1, form.head_dim))
+
+
+def _order(places: int, bits: int, value: bool) -> Int[Tensor, "bytes codes"]:
+    """Element, token * places + place, in each slot of a piece of a tile."""
+    if places == HALF:
+        return _half_order(bits, value)
+    return (value_order if value else key_order)(places, bits, 1)
+
+
+@cache
+def _half_order(bits: int, value: bool) -> Int[Tensor, "bytes codes"]:
+    """`_order` of a half column, whose registers have 4 bytes of 64 tokens and 8 channels.
+
+    With g = lane / 4 and t = lane % 4, byte j of register e has code
+        K: token 8 e + g + 32 (t / 2), channel 4 (t % 2) + j
+        V: token 32 (e / 2) + 8 (e % 2) + 2 t + 16 (j % 2) + j / 2, channel g
+    """
+    lane, j, e = coordinates(HALF, bits, 1)
+    g, t = lane // 4, lane % 4
+    if value:
+        token = 32 * (e // 2) + 8 * (e % 2) + 2 * t + 16 * (j % 2) + j // 2
+        return token * HALF + g
+    return (8 * e + g + 32 * (t // 2)) * HALF + 4 * (t % 2) + j

@@ -20,7 +20,9 @@
 #define KEYS (TILES * TILE)
 #define IN_FLIGHT 1
 #define COLUMNS_OF(N) (((N) + 15) / 16)
-#define WORDS_OF(N4, N2, N1) (4 * COLUMNS_OF(N4) + 2 * COLUMNS_OF(N2) + COLUMNS_OF(N1))
+#define HALF_OF(N) ((N) % 16 > 0 && (N) % 16 <= 8)  // whether the last column is a half one
+#define WORDS_OF(N4, N2, N1) \
+  (4 * COLUMNS_OF(N4) - 2 * HALF_OF(N4) + 2 * COLUMNS_OF(N2) - HALF_OF(N2) + COLUMNS_OF(N1))
 #define CODE_SLOTS (16 * (COLUMNS_OF(KN4) + COLUMNS_OF(KN2) + COLUMNS_OF(KN1)))
 // Where the parts of a tile begin; after the codes, what K has in its tiles.
 #define VALUES_AT (128 * WORDS_OF(KN4, KN2, KN1))
@@ -44,6 +46,8 @@ static_assert(STAGES > 2, "V of a tile is read while the next packed tile arrive
 #include "shared/common.cuh"
 #include "shared/small_floats.cuh"
 #include "classes/codes.cuh"
+static_assert(VALUES_AT == 128 * Keys::WORDS, "the parts of a tile differ");
+static_assert(ZEROS_AT == VALUES_AT + 128 * Values::WORDS, "the parts of a tile differ");
 
 struct Arguments : Call {
   // With K_TILES K's largest scale by channel, of each kv head and span. Then parameters sorted by

@@ -25,8 +25,8 @@ HONOURS = Honours.of(
     params=("float16", "float8"),
 )
 WIDTHS = HONOURS.bits
-# Channels that a product takes at once.
-COLUMN = 16
+# Channels that a product takes at once, and those of a half column.
+COLUMN, HALF = 16, 8
 # Bytes of a tile for the exponents of K's scales and zero-points in 8 bits, filled up.
 EXPONENTS_BYTES = 16
 # Tiles of a record without parameters: few bits would fill it with more tokens than a picture has.
@@ -58,9 +58,17 @@ class Classes:
         return tuple(-(-n // COLUMN) for _, n in self.sizes)
 
     @cached_property
+    def pieces(self) -> tuple[tuple[int, int, int], ...]:
+        """(bits, channels, places) of each class's columns, a half one by itself.
+
+        Half columns have 8 places, and codes of 1 bit none, whose words they would not fill.
+        """
+        return tuple(piece for bits, n in self.sizes for piece in _pieces(bits, n))
+
+    @cached_property
     def words(self) -> tuple[int, ...]:
-        """Words that each lane has of each class in a tile."""
-        return tuple(bits * n for (bits, _), n in zip(self.sizes, self.columns, strict=True))
+        """Words that each lane has of each piece in a tile."""
+        return tuple(bits * places // COLUMN for bits, _, places in self.pieces)
 
     @cached_property
     def codes_bytes(self) -> int:
@@ -69,7 +77,7 @@ class Classes:
 
     @property
     def places(self) -> int:
-        """Channels that have codes, and those that fill up columns."""
+        """Slots of all columns."""
         return sum(self.columns) * COLUMN
 
     @property
@@ -81,6 +89,17 @@ class Classes:
             for start, (_, n) in zip(starts, self.sizes, strict=False)
         ]
         return torch.cat(runs)
+
+    @property
+    def rank_of_place(self) -> Int[Tensor, " places"]:
+        """Ranks of K's channels by slots, -1 where columns are filled up; half columns twice."""
+        ranks, start = [], 0
+        for _, n, places in self.pieces:
+            of_piece = torch.full((places,), -1)
+            of_piece[:n] = torch.arange(start, start + n)
+            ranks.append(of_piece.repeat(2) if places == HALF else of_piece)
+            start += n
+        return torch.cat(ranks)
 
     def number_of_rank(self, head_dim: int) -> UInt8[Tensor, " head_dim"]:
         """The class of every rank, those without codes after all others."""
@@ -149,6 +168,15 @@ class ClassFormat(Tiled):
     def tile_bytes(self) -> int:
         """All parts of 64 tokens."""
         return sum(self.parts)
+
+
+def _pieces(bits: int, channels: int) -> list[tuple[int, int, int]]:
+    """`Classes.pieces` of one class."""
+    whole, rest = divmod(channels, COLUMN)
+    if bits == 1 or not 0 < rest <= HALF:
+        return [(bits, channels, -(-channels // COLUMN) * COLUMN)]
+    half = (bits, rest, HALF)
+    return [(bits, whole * COLUMN, whole * COLUMN), half] if whole else [half]
 
 
 def format_of(

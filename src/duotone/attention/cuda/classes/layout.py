@@ -13,8 +13,10 @@ and where it has none, with codes alone:
 
 Codes are sorted by class and every class is filled up to columns of 16 channels; a class lies in
 consecutive words of a lane, [vectors][32 lanes][words], each as `layout` draws the registers of
-its columns. The zero-points of all channels are in the order of the channels; scales and channel
-numbers (a byte each) in the order of the coded places, those filled up being 0. Scales and
+its columns. Where 8 channels or fewer are left over in a class of 4 or 2 bits, they are a half
+column, in half the words (`classes.codes`). The zero-points of all channels are in the order of the
+channels; scales and channel numbers (a byte each) in the order of the coded places, those filled up
+being 0 and those of half columns there twice. Scales and
 zero-points are fp16, or have 8 bits and an exponent each, and then those are middles of levels
 (`quant.small_floats`). Codes of one width, of K or of V, are one
 class of all channels.

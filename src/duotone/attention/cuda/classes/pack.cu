@@ -65,7 +65,7 @@ __device__ __forceinline__ void write_parameters(const Arguments& at, long long 
     zeros[real ? order[rank] : rank] = real ? k_zero[rank] : 0;
   }
   for (int slot = lane; slot < 16 * Keys::COLUMNS; slot += 32) {
-    const int rank = row < 0 ? -1 : Keys::rank(slot);
+    const int rank = row < 0 ? -1 : Keys::rank(Keys::once(slot));
     scales[slot] = rank < 0 ? 0 : k_scale[rank];
     tile[CHANNELS_AT + slot] = rank < 0 ? 0 : order[rank];
   }
@@ -75,7 +75,7 @@ __device__ __forceinline__ void write_parameters(const Arguments& at, long long 
 
 template <int VALUE, class C>
 __device__ __forceinline__ void pack_side(Job& job, const Side& from, long long row, char* codes) {
-  if (row >= 0) load_levels<C>(job, from, row);
+  if (row >= 0) load_levels<VALUE, C>(job, from, row);
   job.stride = from.x.token;
   __syncwarp();
   ClassPacker<VALUE, C>::run(job, codes);

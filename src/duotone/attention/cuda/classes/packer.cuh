@@ -4,6 +4,8 @@
 // in a row. With g = lane / 4, t = lane % 4, register i of a lane has byte j for code
 //   K: token 8 i + g, slot 16 column + 4 t + j
 //   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2, slot 16 column + 8 (i % 2) + g
+// Of a half column K keeps codes of slots 0 to 7 for the first 32 tokens, of slots 8 to 15 for the
+// others; V those of even i.
 
 // Work of a packing warp, and room for its elements, words and levels.
 struct Job {
@@ -16,11 +18,11 @@ struct Job {
 
 // A block's levels, [scale, zero-point, inverse, channel's bytes into a row][slot]; where a column
 // is filled up, a scale of 0.
-template <class C>
+template <int VALUE, class C>
 __device__ __forceinline__ void load_levels(const Job& job, const Side& from, long long row) {
   const unsigned char* order = from.order + row * CHANNELS;
   for (int slot = job.lane; slot < 16 * C::COLUMNS; slot += 32) {
-    const int rank = C::rank(slot);
+    const int rank = C::rank(VALUE ? slot : C::once(slot));
     Levels l = {};
     u32 offset = 0;
     if (rank >= 0) {
@@ -70,9 +72,11 @@ struct ClassPacker {
   template <int BITS>
   static __device__ __forceinline__ void pack_class(const Words<C::WORDS>& words, const Job& job,
                                                     int half, const u32* real) {
-    constexpr int COLUMNS = C::columns(BITS);
+    constexpr int COLUMNS = C::columns(BITS), WHOLE = C::whole(BITS);
 #pragma unroll 1
     for (int column = 0; column < COLUMNS; column++) {
+      const bool is_half = column == WHOLE;
+      const u32 own = VALUE || !is_half || job.t / 2 == half ? FULL : 0;
       float x[4][4];
       Levels l[LEVELS];
       u32 offset[LEVELS];
@@ -80,12 +84,15 @@ struct ClassPacker {
       load(x, offset, job);
 #pragma unroll
       for (int i = 0; i < 4; i++) {
+        if (VALUE && is_half && i % 2) continue;
         u32 four = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++)
           four += l[VALUE ? i % 2 : j].template code<BITS>(x[i][j]) << 8 * j;
-        const int bit = ((4 * half + i) * COLUMNS + column) * BITS;
-        words.add(C::first_word(BITS) + bit / 8, (four & real[i]) << bit % 8);
+        const int of_half = VALUE ? 2 * half + i / 2 : i;
+        const int e = is_half ? 8 * WHOLE + of_half : (4 * half + i) * WHOLE + column;
+        const int bit = e * BITS;
+        words.add(C::first_word(BITS) + bit / 8, (four & real[i] & own) << bit % 8);
       }
     }
   }

@@ -61,16 +61,14 @@ def tile_parameters(key: PackedTensor, token: Tensor, form: ClassFormat) -> list
     first_of_rows = int(form.key_small)
     zeros, scales = (x[..., first_of_rows:] for x in (key.zero_point, key.scale))
     zero = torch.empty_like(zeros).scatter_(-1, order, zeros)
-    place = form.key.place_of_rank.to(first.device)
+    rank = form.key.rank_of_place.to(first.device)
 
     def by_tile(x: Tensor) -> Tensor:
         index = group[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
         return x.gather(2, index).masked_fill((first < 0)[:, None, :, None], 0)
 
     def by_place(x: Tensor) -> Tensor:
-        tiles = by_tile(x)
-        out = tiles.new_zeros(*tiles.shape[:3], form.key.places)
-        return out.index_copy_(-1, place, tiles)
+        return torch.nn.functional.pad(by_tile(x), (0, 1))[..., rank]  # -1: the zero at the end
 
     filled = torch.nn.functional.pad(by_tile(zero), (0, form.channels - form.head_dim))
     parts = [filled, by_place(scales), by_place(order[..., :coded].to(torch.uint8))]

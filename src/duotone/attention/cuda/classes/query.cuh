@@ -24,11 +24,12 @@ struct Digits {
   __device__ __forceinline__ void dot(float (*f)[8], u32 tile, int lane) const {
     u32 k[Keys::WORDS];
     int s[4][HT][4];
+    const u32 first = lane & 2 ? 0 : FULL;
     load_words<Keys::WORDS>(k, tile, lane);
-    dot_keys<0, 0>(s[0], k, digits, bias);
-    dot_keys<1, 0>(s[1], k, digits, bias);
-    dot_keys<2, 0>(s[2], k, digits, bias);
-    dot_keys<3, 0>(s[3], k, digits, bias);
+    dot_keys<0, 0>(s[0], k, digits, bias, first);
+    dot_keys<1, 0>(s[1], k, digits, bias, first);
+    dot_keys<2, 0>(s[2], k, digits, bias, first);
+    dot_keys<3, 0>(s[3], k, digits, bias, first);
 #pragma unroll
     for (int h = 0; h < HT; h++)
 #pragma unroll

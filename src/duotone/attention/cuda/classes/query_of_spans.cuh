@@ -14,7 +14,8 @@ struct KeyParameters {
     const ParameterRow<K_SMALL, true> zeros(at.k_zero, u.row, CHANNELS);
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
-      const int slot = 32 * i + u.lane, rank = slot < 16 * Keys::COLUMNS ? Keys::rank(slot) : -1;
+      const int slot = 32 * i + u.lane;
+      const int rank = slot < 16 * Keys::COLUMNS ? Keys::rank(Keys::once(slot)) : -1;
       channel[i] = rank < 0 ? 0 : order[rank];
       scale[i] = rank < 0 ? 0.f : scales.number(rank);
     }

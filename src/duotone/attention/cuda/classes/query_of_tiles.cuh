@@ -173,7 +173,8 @@ struct Query : Digits {
     asm volatile("ld.shared.u16 %0,[%1];"
                  : "=h"(numbers)
                  : "r"(channels + CHANNELS_AT + 16 * COLUMN));
-    constexpr float top = (1 << Keys::bits(COLUMN)) - 1;
+    // Channels that a half column has twice count once.
+    const float top = Keys::is_half(COLUMN) && half & 8 ? 0.f : (1 << Keys::bits(COLUMN)) - 1;
     u32 first, second;
     asm("prmt.b32 %0,%1,0,0x4440;" : "=r"(first) : "r"((u32)numbers));
     asm("prmt.b32 %0,%1,0,0x4441;" : "=r"(second) : "r"((u32)numbers));

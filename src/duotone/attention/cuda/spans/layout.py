@@ -263,7 +263,7 @@ def words_per_vector(words: int) -> int:
     return 4 if words % 4 == 0 else 1 if words % 2 else 2
 
 
-def _coordinates(channels: int, bits: int, unit: int | None) -> tuple[Tensor, ...]:
+def coordinates(channels: int, bits: int, unit: int | None) -> tuple[Tensor, ...]:
     """(lane, byte j, register e) of every code, each [bytes of a tile, codes per byte]."""
     words, per_byte = channels * bits // 16, 8 // bits
     unit = unit or words_per_vector(words)
@@ -281,7 +281,7 @@ def key_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, 
     """
     if bits == 3:
         return _planes(key_order(channels, 4))
-    lane, j, register = _coordinates(channels, bits, unit)
+    lane, j, register = coordinates(channels, bits, unit)
     row, r = register // (channels // 16), register % (channels // 16)
     token = 8 * row + lane // 4
     return token * channels + 16 * r + 4 * (lane % 4) + j
@@ -295,7 +295,7 @@ def value_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor
     """
     if bits == 3:
         return _planes(value_order(channels, 4))
-    lane, j, register = _coordinates(channels, bits, unit)
+    lane, j, register = coordinates(channels, bits, unit)
     m, a = register % (channels // 16), register // (channels // 16)
     token = 32 * (a // 4) + 8 * (a // 2 % 2) + 2 * (lane % 4) + 16 * (j % 2) + j // 2
     return token * channels + 16 * m + 8 * (a % 2) + lane // 4
