@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duotone.attention import attend
-from duotone.attention.cuda.spans.layout import WIDTHS, RecordFormat
+from duotone.attention.cuda.spans.layout import WIDTHS
 from duotone.bench.problems import bytes_of, copy_of
 from duotone.bench.rows import PackedRow, laid_out
 from duotone.bench.schemes import BenchScheme, bench_schemes
@@ -63,9 +63,10 @@ def test_copies_are_equal_and_share_no_memory(name):
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_records_count_their_filling(bits):
     problem = laid_out(SCHEMES[f"{bits} bit"].problem(SHAPE, CPU))
-    form = RecordFormat(128, bits, bits)
-    records = -(-SHAPE.tokens // form.tokens)
-    assert bytes_of(problem).codes == 2 * 2 * records * form.nbytes + 2 * 4
+    form = problem.segments[0].records.format
+    assert form.tiles == 1  # of 320 tokens, which two would fill up to 384
+    tiles = -(-SHAPE.tokens // 64)
+    assert bytes_of(problem).codes == 2 * 2 * tiles * form.nbytes + 2 * 4
     assert bytes_of(copy_of(problem)) == bytes_of(problem)
 
 
@@ -127,8 +128,8 @@ def test_channels_of_unequal_bits_are_in_records_with_their_parameters(name, per
 
 def test_classes_by_span_keep_parameters_outside_of_records():
     used = bytes_of(laid_out(SCHEMES["transform coded, 1 bit"].problem(Shape(2, 8, 2, 320), CPU)))
-    # Three records of 128 tokens; of a span and kv head scales, zero-points and channels.
-    assert used.codes == 2 * 2 * 384 * 32 + 2 * 4
+    # Five records of 64 tokens; of a span and kv head scales, zero-points and channels.
+    assert used.codes == 2 * 2 * 320 * 32 + 2 * 4
     assert used.total - used.codes == 2 * 2 * 2 * (2 * 64 + 2 * 128 + 128)
 
 

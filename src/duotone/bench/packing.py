@@ -24,7 +24,7 @@ from duotone.attention.cuda.classes.pack import class_pack, pack_codes, prepared
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, operand_of
 from duotone.attention.cuda.groups.layout import to_group_records
 from duotone.attention.cuda.groups.pack import group_pack, page_pack
-from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
+from duotone.attention.cuda.spans.layout import span_layout
 from duotone.attention.cuda.spans.pack import span_pack
 from duotone.bench.shapes import Shape
 from duotone.bench.timing import METHODS, Clock, Deadline, clean_us, measure, rotated_count
@@ -74,8 +74,7 @@ class Packing:
         if self.classes:
             return self._class_codes(key, value, piece)
         if self.spans:
-            form = RecordFormat(key.shape[3], self.spec.key.bits, self.spec.value.bits)
-            return lambda: span_pack(key, value, self.spec, piece, form).records.data
+            return lambda: span_pack(key, value, self.spec, piece).records.data
         if self.paged:
             return self._into_pages(key, value)
         form, index = self._form(key), piece.take.index

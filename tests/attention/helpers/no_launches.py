@@ -14,7 +14,6 @@ from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.levels import search as level_search
 from duotone.attention.cuda.levels.search import find_levels
 from duotone.attention.cuda.spans import pack as span_pack
-from duotone.attention.cuda.spans.layout import RecordFormat
 from duotone.quant.checks import NOT_FINITE, is_finite
 
 
@@ -43,8 +42,7 @@ def leave_out_launches(
         return levels
 
     def packed_spans(self, key, value, spec, piece):
-        form = RecordFormat(key.shape[3], spec.key.bits, spec.value.bits)
-        return span_pack.span_pack(key, value, spec, piece, form)
+        return span_pack.span_pack(key, value, spec, piece)
 
     for module in (class_pack, small_levels, level_search, span_pack, group_pack):
         monkeypatch.setattr(module, "kernel", kernel)

@@ -284,7 +284,7 @@ def run_spans(case: SpanCase, seed: int = 0) -> tuple[PackedPair, PackedPair]:
     piece = taken_anywhere(offsets, shape[2])
     expected = PackedPair.pack(key, value, case.spec, piece).laid_out(span_layout)
     assert expected.records is not None
-    return span_pack(key, value, case.spec, piece, case.form), expected
+    return span_pack(key, value, case.spec, piece), expected
 
 
 def taken_anywhere(offsets: Tensor, tokens: int) -> Piece:

@@ -243,7 +243,7 @@ def test_what_spans_cannot_be_is_named(key, value, reason) -> None:
         span_pack.check(spec)
     x = torch.zeros(1, 1, 300, 64)
     with pytest.raises(ValueError, match="Use PackedPair"):
-        span_pack.span_pack(x, x, spec, None, None)
+        span_pack.span_pack(x, x, spec, None)
 
 
 def test_what_classes_cannot_be_is_named() -> None:

@@ -160,7 +160,7 @@ def test_a_captured_span_is_packed_from_what_is_there_at_replay(sources) -> None
     piece = Piece(Move(index, spans.lengths), spans, Move(index, spans.lengths))
 
     def pack() -> PackedPair:
-        return span_pack.span_pack(key, value, case.spec, piece, case.form)
+        return span_pack.span_pack(key, value, case.spec, piece)
 
     pack()
     graph = torch.cuda.CUDAGraph()

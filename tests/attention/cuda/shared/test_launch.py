@@ -96,7 +96,7 @@ def test_parameters_of_spans_are_named_for_k_as_for_v(caught) -> None:
             tensor = getattr(records, f"{name}_{part}")
             assert getattr(one.given, f"{short}_{part}") == tensor.data_ptr()
             assert tensor.is_contiguous()
-    assert (one.given.blocks, one.macros["K_TILES"], one.macros["TILES"]) == (2, 0, 2)
+    assert (one.given.blocks, one.macros["K_TILES"], one.macros["TILES"]) == (2, 0, 1)
     assert one.at.shared_bytes == one.macros["WARPS"] * 3 * records.format.nbytes
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.shared.tiles import Tiled
+from duotone.attention.cuda.shared.tiles import MOST_TILES, Tiled
 from duotone.attention.cuda.spans.layout import RECORD_BYTES, TILE
 from duotone.attention.refused import RefusedError, check_honoured
 from duotone.quant import TensorSpec
@@ -131,6 +131,7 @@ class ClassFormat(Tiled):
     key_in_tiles: bool = True
     key_small: bool = False
     value_small: bool = False
+    most_tiles: int = MOST_TILES
     tile_tokens, record_bytes = TILE, RECORD_BYTES
 
     @classmethod

@@ -45,6 +45,7 @@ from duotone.attention.cuda.classes.params import (
     span_parameters,
     tile_parameters,
 )
+from duotone.attention.cuda.shared.filling import fitted
 from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.spans.layout import MIN_BLOCK_TOKENS, TILE, record_slots, slot_of_token
 from duotone.attention.refused import reason_against
@@ -133,8 +134,8 @@ def class_layout(key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
 
 def to_class_records(key: PackedTensor, value: PackedTensor) -> ClassRecords:
     """Lay out packed K and V; what is filled up, tokens and channels, is 0."""
-    form = ClassFormat.of(key.spec, value.spec, key.head_dim)
     spans = value.blocks
+    form = fitted(ClassFormat.of(key.spec, value.spec, key.head_dim), spans)
     token, first = record_slots(spans, form.tokens)
     parts = [
         class_codes(key.unpacked(), token, form.key, value=False),

@@ -34,6 +34,7 @@ from duotone.attention.cuda.packing.inputs import (
     dense,
     tile_bytes,
 )
+from duotone.attention.cuda.shared.filling import fitted
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.spans.layout import LANES, MIN_BLOCK_TOKENS, TILE, record_slots
@@ -141,7 +142,7 @@ def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> Packed
 
 def prepared(key: States, value: States, spec: KVSpec, piece: Piece) -> Prepared:
     """Levels, the order of channels and room for codes; the arguments are `class_pack`'s."""
-    form = ClassFormat.of(spec.key, spec.value, key.shape[3])
+    form = fitted(ClassFormat.of(spec.key, spec.value, key.shape[3]), piece.spans)
     taken = [in_basis(piece.take.pick(x), s) for x, s in ((key, spec.key), (value, spec.value))]
     levels = (
         sorted_levels(taken[0], spec.key, piece.spans, form.key.channels),

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 # Records that a warp has room for.
 STAGES = 3
+# Tiles of a record, where few bits would fit more.
+MOST_TILES = 32
 
 
 class Tiled:
@@ -16,6 +18,8 @@ class Tiled:
     tile_tokens: ClassVar[int]
     # Approximate bytes of a record.
     record_bytes: ClassVar[int]
+    # Where short spans would fill up larger records (`filling.fitted`).
+    most_tiles: int = MOST_TILES
 
     @property
     def tile_bytes(self) -> int:
@@ -29,8 +33,9 @@ class Tiled:
 
     @cached_property
     def tiles(self) -> int:
-        """Tiles per record: as many as fit `record_bytes`, one at least."""
-        return 1 << max(0, (self.record_bytes // self.tile_bytes).bit_length() - 1)
+        """Tiles per record: as many as fit `record_bytes`, one at least, `most_tiles` at most."""
+        fit = min(self.record_bytes // self.tile_bytes, self.most_tiles)
+        return 1 << max(0, fit.bit_length() - 1)
 
     @cached_property
     def tokens(self) -> int:

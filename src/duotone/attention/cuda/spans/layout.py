@@ -38,8 +38,9 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from duotone.attention.cuda.shared.filling import filled_tiles, fitted
 from duotone.attention.cuda.shared.tables import once_per_table
-from duotone.attention.cuda.shared.tiles import Tiled
+from duotone.attention.cuda.shared.tiles import MOST_TILES, Tiled
 from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
@@ -72,6 +73,7 @@ class RecordFormat(Tiled):
     key_bits: int
     value_bits: int
     small: bool = False
+    most_tiles: int = MOST_TILES
     tile_tokens, record_bytes = TILE, RECORD_BYTES
 
     @cached_property
@@ -136,7 +138,8 @@ def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
     short = key.blocks.tokens < MIN_BLOCK_TOKENS * key.blocks.blocks
     if reason_against(format_of, *given) or not one_table or short:
         return None
-    return to_records(key.unpacked(), value.unpacked(), key.blocks, format_of(*given))
+    form = fitted(format_of(*given), key.blocks)
+    return to_records(key.unpacked(), value.unpacked(), key.blocks, form)
 
 
 def format_of(
@@ -203,7 +206,7 @@ def record_slots(blocks: BlockTable, tokens: int) -> tuple[Tensor, Tensor]:
     """
     counts = -(-blocks.sizes // tokens)
     first = counts.cumsum(-1) - counts
-    slots = int(counts.sum(-1).max()) * tokens if counts.numel() else 0
+    slots = filled_tiles(blocks, TILE)[tokens // TILE] * TILE
     token = torch.full((len(counts), slots + 1), -1, device=counts.device)
     for b in range(blocks.blocks):
         place = torch.arange(blocks.longest, device=counts.device).expand(len(counts), -1)

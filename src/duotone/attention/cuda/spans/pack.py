@@ -23,6 +23,7 @@ from duotone.attention.cuda.packing.inputs import (
     tile_bytes,
 )
 from duotone.attention.cuda.shared.counters import counters
+from duotone.attention.cuda.shared.filling import filled_tiles, fitted
 from duotone.attention.cuda.shared.geometry import max_cluster, multiprocessors, shared_bytes
 from duotone.attention.cuda.shared.runtime import Kernel, Launch, kernel
 from duotone.attention.cuda.shared.tables import once_per_table
@@ -31,6 +32,7 @@ from duotone.attention.cuda.spans.held import Held, held, sharers
 from duotone.attention.cuda.spans.layout import (
     LANES,
     MIN_BLOCK_TOKENS,
+    TILE,
     WIDTHS,
     RecordFormat,
     Records,
@@ -81,8 +83,7 @@ class SpanLayout:
         short = blocks.tokens < MIN_BLOCK_TOKENS * blocks.blocks
         if not key.is_cuda or short or reason_against(check, spec, key, value):
             return None
-        form = RecordFormat(key.shape[3], spec.key.bits, spec.value.bits)
-        pair = span_pack(key, value, spec, piece, form)
+        pair = span_pack(key, value, spec, piece)
         return pair if is_finite(_total(pair), NOT_FINITE) else None
 
 
@@ -97,9 +98,7 @@ def check(spec: KVSpec, *states: Tensor) -> None:
     check_readable(*states)
 
 
-def span_pack(
-    key: Tensor, value: Tensor, spec: KVSpec, piece: Piece, form: RecordFormat
-) -> PackedPair:
+def span_pack(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair:
     """Quantize the tokens that `piece` takes out of K and V, [batch, kv_heads, n, head_dim].
 
     Numbers that are not finite become scales that are not. The host waits for the number of records
@@ -109,6 +108,7 @@ def span_pack(
     if reason := reason_against(check, spec, key, value):
         raise ValueError(f"{reason}. Use PackedPair.pack.")
     blocks = piece.spans.split(spec.key.group)
+    form = fitted(RecordFormat(key.shape[3], spec.key.bits, spec.value.bits), blocks)
     first, per_head = places(blocks, form.tokens)
     batch, heads, _, channels = key.shape
     shape = (4, batch, heads, blocks.blocks, channels)
@@ -274,4 +274,4 @@ def places(blocks: BlockTable, tokens: int) -> tuple[Tensor, int]:
     """
     counts = -(-blocks.sizes // tokens)
     first = (counts.cumsum(-1) - counts).int()
-    return first, int(counts.sum(-1).max()) if counts.numel() else 0
+    return first, filled_tiles(blocks, TILE)[tokens // TILE] * TILE // tokens

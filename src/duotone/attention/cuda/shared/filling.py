@@ -1,0 +1,42 @@
+"""How many tiles a record has: as many as a copy wants, unless short spans would fill up with them.
+
+Every span starts a record, so its last record is filled up by half a record on average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from duotone.attention.cuda.shared.tables import once_per_table
+from duotone.attention.cuda.shared.tiles import MOST_TILES, Tiled
+from duotone.cache import BlockTable
+
+Format = TypeVar("Format", bound=Tiled)
+# Tiles that larger records may add to those of records of one tile, as a share of these.
+MOST_FILLED = 1 / 32
+
+
+def fitted(form: Format, blocks: BlockTable) -> Format:
+    """The format whose records are halved until they fill up little more than single tiles do.
+
+    The host waits for the sizes of a table's blocks once.
+    """
+    filled = filled_tiles(blocks, form.tile_tokens)
+    tiles = form.tiles
+    while filled[tiles] > filled[1] * (1 + MOST_FILLED):
+        tiles //= 2
+    return form if tiles == form.tiles else replace(form, most_tiles=tiles)
+
+
+@once_per_table
+def filled_tiles(blocks: BlockTable, tile_tokens: int) -> dict[int, int]:
+    """Tiles of the longest sequence by tiles per record, those that are filled up among them."""
+    per_record = [1 << n for n in range(MOST_TILES.bit_length())]
+    if not blocks.sizes.numel():
+        return dict.fromkeys(per_record, 0)
+    tiles = torch.tensor(per_record, device=blocks.sizes.device)
+    records = -(-blocks.sizes[..., None] // (tile_tokens * tiles))
+    return dict(zip(per_record, (records.sum(1).amax(0) * tiles).tolist(), strict=True))
