@@ -27,7 +27,8 @@ OUTSIDE = (
 NOTEBOOK, PAGE = ".ipynb", ".md"
 LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 # The first point of a list right after a line of a paragraph, which Python-Markdown takes for words.
-POINT = re.compile(r"^(?P<line>(?![ |>#-]|\d+\. ).*\S.*)\n(?=(?:- |1\. )\S)", re.M)
+# Nothing is tried twice: a line that ends so is common, and may be long.
+POINT = re.compile(r"^(?P<line>(?![ |>#-]|\d+\. )[^\S\n]*\S.*)\n(?=(?:- |1\. )\S)", re.M)
 PICTURE = re.compile(r"^(?P<picture>!\[[^\]\n]*\]\((?P<file>[^()\s]+)\))$", re.M)
 FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
 ROW = re.compile(r"^\|.*\|$", re.M)
