@@ -1,6 +1,7 @@
 """The versions of transformers whose caches and `generate` this room is written for."""
 
 import re
+from functools import cache
 from importlib.metadata import version
 
 OLDEST, NEWEST = (5, 17), (5, 24)
@@ -15,7 +16,7 @@ BROKEN = {
 
 def check_transformers(found: str | None = None) -> None:
     """Raise ImportError for transformers of another minor version; found: the installed one."""
-    found = version("transformers") if found is None else found
+    found = _installed() if found is None else found
     numbers = re.match(r"(\d+)\.(\d+)", found)
     minor = tuple(map(int, numbers.groups())) if numbers else ()
     if not OLDEST <= minor <= NEWEST:
@@ -31,13 +32,19 @@ def check_release(model_type: str, found: str | None = None) -> None:
 
     found: the installed release.
     """
-    found = version("transformers") if found is None else found
+    found = _installed() if found is None else found
     why = BROKEN.get(found, {}).get(model_type)
     if why is not None:
         raise ValueError(
             f"transformers {found} cannot run {model_type!r} with any cache: {why}. Install "
             "another release that duotone takes."
         )
+
+
+@cache
+def _installed() -> str:
+    """The version of transformers: reading it takes a millisecond, and each model asks."""
+    return version("transformers")
 
 
 def _next(minor: tuple[int, int]) -> tuple[int, int]:
