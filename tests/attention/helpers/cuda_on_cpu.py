@@ -7,7 +7,9 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -56,6 +58,7 @@ def grid_of(blocks: int | tuple[int, int, int]) -> tuple[int, int, int]:
     return (blocks, 1, 1) if isinstance(blocks, int) else blocks
 
 
+@cache
 def missing() -> str | None:
     """Why kernels cannot be run here, or None."""
     if torch.cuda.is_available():
@@ -85,7 +88,8 @@ def built(text: str, folder: Path) -> Callable:
     library, source = base.with_suffix(".so"), base.with_suffix(".cc")
     if not library.exists():
         source.write_text(text)
-        _compile("-include", str(_standard(folder)), "-o", str(library), str(source))
+        header = f"{_standard().name}/standard.h"
+        _compile("-include", header, "-o", str(library), str(source))
     launch = ctypes.CDLL(str(library)).launch
 
     def checked(*given: object) -> None:
@@ -94,13 +98,14 @@ def built(text: str, folder: Path) -> Callable:
     return checked
 
 
-def _standard(folder: Path) -> Path:
-    """The standard library's headers, compiled ahead: a third of what a kernel takes."""
-    header = folder / "standard.h"
-    if not header.exists():
-        header.write_text("".join(f"#include <{name}>\n" for name in STANDARD))
-        _compile("-x", "c++-header", "-o", f"{header}.gch", str(header))
-    return header
+@cache
+def _standard() -> TemporaryDirectory:
+    """Folder of the standard library's headers, compiled ahead once a process."""
+    folder = TemporaryDirectory(prefix="duotone-headers-")
+    header = Path(folder.name) / "standard.h"
+    header.write_text("".join(f"#include <{name}>\n" for name in STANDARD))
+    _compile("-x", "c++-header", "-o", f"{header}.gch", str(header))
+    return folder
 
 
 def _compile(*arguments: str) -> None:
