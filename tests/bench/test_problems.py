@@ -64,9 +64,8 @@ def test_copies_are_equal_and_share_no_memory(name):
 def test_records_count_their_filling(bits):
     problem = laid_out(SCHEMES[f"{bits} bit"].problem(SHAPE, CPU))
     form = problem.segments[0].records.format
-    assert form.tiles == 1  # of 320 tokens, which two would fill up to 384
-    tiles = -(-SHAPE.tokens // 64)
-    assert bytes_of(problem).codes == 2 * 2 * tiles * form.nbytes + 2 * 4
+    records = -(-SHAPE.tokens // form.tokens)
+    assert bytes_of(problem).codes == 2 * 2 * records * form.nbytes + 2 * 4
     assert bytes_of(copy_of(problem)) == bytes_of(problem)
 
 

@@ -1,5 +1,7 @@
 """Tiles of a record by the lengths of spans."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,11 +11,15 @@ import duotone
 from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.shared.filling import filled_tiles, fitted
+from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat, record_slots, span_layout
 from duotone.cache import BlockTable, pack_tensor
 from duotone.quant import TensorSpec
 
-FOUR = RecordFormat(64, 1, 1)  # tiles of 1 KB
+# Tiles of 896 and 1,024 bytes: with and without room for sums in a ring of single tiles.
+BACK = duotone.scheme("duotone", bits=1).background
+FOUR = ClassFormat.of(BACK.key, BACK.value, 64)
+SUMS = RecordFormat(64, 1, 1)
 
 
 def table(*spans: int) -> BlockTable:
@@ -37,6 +43,23 @@ def table(*spans: int) -> BlockTable:
 )
 def test_records_are_no_larger_than_spans_fill(spans, tiles) -> None:
     assert fitted(FOUR, table(*spans)).tiles == tiles
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
+def test_span_records_have_room_for_the_sums_of_all_groups(head_dim) -> None:
+    for bits in itertools.product((1, 2, 3, 4, 8), repeat=2):
+        form = RecordFormat(head_dim, *bits)
+        short = fitted(form, table(64))
+        for group in range(1, 17):
+            warps = [span_decode.warps_of(x, group) for x in (short, form)]
+            assert bool(warps[0]) == bool(warps[1]), (bits, group)
+        # Where K and V are read apart.
+        rings = [x.stages * x.tiles * 8 * form.channels * max(bits) for x in (short, form)]
+        assert rings[0] >= 16 * 2 * (form.channels + 8) or rings[0] == rings[1], bits
+
+
+def test_span_records_are_halved_as_far_as_sums_let_them() -> None:
+    assert [fitted(SUMS, table(n)).tiles for n in (256, 128, 64)] == [4, 2, 2]
 
 
 def test_the_longest_sequence_decides() -> None:
@@ -83,7 +106,7 @@ def test_layouts_fit_their_records_and_give_all_back() -> None:
     torch.manual_seed(0)
     blocks = table(150, 300)
     for spec, layout in (
-        (TensorSpec(1), span_layout),
+        (TensorSpec(2), span_layout),
         (TensorSpec(classes=((1, 1 / 2),)), class_layout),
     ):
         key, value = (pack_tensor(torch.randn(1, 2, 450, 64), spec, blocks) for _ in range(2))
@@ -95,6 +118,6 @@ def test_layouts_fit_their_records_and_give_all_back() -> None:
 
 
 def test_formats_have_as_many_tiles_as_a_copy_wants() -> None:
-    assert (FOUR.tiles, RecordFormat(128, 4, 4).tiles) == (4, 1)
+    assert (FOUR.tiles, SUMS.tiles, RecordFormat(128, 4, 4).tiles) == (4, 4, 1)
     few = TensorSpec(classes=((1, 1 / 8),))
     assert ClassFormat.of(few.replace(group=64), few, 64).tiles == 8

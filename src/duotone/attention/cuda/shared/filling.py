@@ -26,7 +26,7 @@ def fitted(form: Format, blocks: BlockTable) -> Format:
     """
     filled = filled_tiles(blocks, form.tile_tokens)
     tiles = form.tiles
-    while filled[tiles] > filled[1] * (1 + MOST_FILLED):
+    while tiles > form.least_tiles and filled[tiles] > filled[1] * (1 + MOST_FILLED):
         tiles //= 2
     return form if tiles == form.tiles else replace(form, most_tiles=tiles)
 

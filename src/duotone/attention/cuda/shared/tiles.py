@@ -37,6 +37,11 @@ class Tiled:
         fit = min(self.record_bytes // self.tile_bytes, self.most_tiles)
         return 1 << max(0, fit.bit_length() - 1)
 
+    @property
+    def least_tiles(self) -> int:
+        """Tiles that a record needs, whatever it holds."""
+        return 1
+
     @cached_property
     def tokens(self) -> int:
         """Tokens per record."""

@@ -81,6 +81,17 @@ class RecordFormat(Tiled):
         """Codes of 64 tokens."""
         return TILE * self.channels * (self.key_bits + self.value_bits) // 8
 
+    @property
+    def least_tiles(self) -> int:
+        """Tiles whose ring has room for a warp's sums in the end.
+
+        Of 16 q heads; of 8 where a ring holds K or V alone (`spans.calibrated`).
+        """
+        half = TILE * self.channels * max(self.key_bits, self.value_bits) // 8
+        of_four = 16 * (self.channels + 8)
+        tiles = max(-(-4 * of_four // self.tile_bytes), -(-2 * of_four // half))
+        return 1 << (-(-tiles // self.stages) - 1).bit_length()
+
 
 @dataclass(frozen=True)
 class Records:
