@@ -25,6 +25,9 @@ ONE_OF = {
     # Compiled for a GPU, or by g++ and run on the CPU: a second or two each.
     "attention/cuda/classes/test_compile::test_class_decode_compiles": 5,
     "attention/cuda/classes/test_compile::test_class_decode_compiles_without_groups_of_k": 11,
+    "attention/cuda/classes/test_compile::test_class_decode_compiles_for_small_tiles": 5,
+    "attention/cuda/classes/test_small_levels_on_cpu::test_bytes_are_those_of_torch": 3,
+    "cache/test_factors::test_fixed_buffers_decode_as_growing_ones": 3,
     "attention/cuda/classes/test_query_on_cpu::test_digits_are_those_of_the_lanes": 5,
     "attention/cuda/test_compile::test_dense_decode_compiles": 17,
     "attention/cuda/dense/test_decode_on_cpu::test_matches_the_reference": 11,

@@ -72,7 +72,8 @@ def test_errors_grow_as_the_numbers_do(name: str) -> None:
 def test_a_model_with_biased_keys_decodes_alike_in_both_caches(name: str) -> None:
     model = biased_model(torch.float64)
     spec = duotone.scheme(name)
-    growing, static = (decoded(model, spec, "reference", fixed) for fixed in (False, True))
+    few = {"steps": 34}  # across a flush of the prompt's last tokens
+    growing, static = (decoded(model, spec, "reference", fixed, **few) for fixed in (False, True))
     assert torch.isfinite(growing).all()
     assert relative_error(static, growing) < 1e-6
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -62,7 +62,6 @@ class Both:
             assert torch.allclose(found[b, :, 0].double(), self.expected(b, query), atol=1e-5)
 
 
-@settings(max_examples=25)
 @given(lengths=st.lists(st.integers(1, 23), min_size=1, max_size=3))
 def test_the_newest_values_are_exact_at_every_step(lengths: list[int]) -> None:
     both = Both(lengths)

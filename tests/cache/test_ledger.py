@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -100,7 +100,6 @@ class Model:
 STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 2, 5, 13]), min_size=1, max_size=25)
 
 
-@settings(max_examples=25)
 @given(st.sampled_from(sorted(SPECS)), STEPS, st.integers(0, 9999))
 def test_every_token_is_in_exactly_one_place(name: str, steps: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -113,7 +112,6 @@ def test_every_token_is_in_exactly_one_place(name: str, steps: list[int], seed: 
         model.check()
 
 
-@settings(max_examples=25)
 @given(st.sampled_from(sorted(SPECS)), STEPS, st.integers(1, 20), st.integers(0, 9999))
 def test_crop_and_go_on(name: str, steps: list[int], removed: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
 """Fixed buffers follow the ledger: same tokens, same schedule, whatever the lengths."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore, flush_all
@@ -42,7 +42,6 @@ def values_of(store: StaticStore, batch: int) -> list[list[float]]:
     ]
 
 
-@settings(max_examples=20)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=3),
     group=st.integers(1, 5),

@@ -17,7 +17,8 @@ import duotone
 from families import inputs, new_model
 
 Change = Callable[[PreTrainedModel], None]
-NEW, PROMPT = 12, [[9], [5]]
+# Enough for a capture of a step and one of a flush.
+NEW, PROMPT = 10, [[9], [5]]
 
 
 def answer(model: PreTrainedModel, device: str | None = None, **more: Any) -> Any:

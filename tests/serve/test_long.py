@@ -15,11 +15,13 @@ BF16 = torch.bfloat16
 # Of sums in fp32. Answers in bfloat16 are rounded by up to 2**-8.
 MOST = 1e-4
 MOST_OF_KERNELS = 2**-8
+# 16 times as long: a GPU takes 32 times.
+LENGTHS = (8192, 131072)
 
 
 @pytest.fixture(scope="module")
 def long() -> Long:
-    return Long(PageLayout(2, 64, BF16), gqa=2, new=2)
+    return Long(PageLayout(2, 64, BF16), gqa=2, new=2, lengths=LENGTHS)
 
 
 def test_one_by_one(long: Long) -> None:

@@ -33,6 +33,8 @@ CASES = [
 ]
 # Of what many specs do: a group of 8 leaves the window.
 FEW = 10
+# Of what grows by rooms of 8.
+LONGER = 14
 
 
 @pytest.mark.parametrize(("name", "policy"), CASES)
@@ -105,7 +107,7 @@ def test_every_scheme_grows_and_thaws_to_where_it_would_be(
     prompt = inputs("internvl", [[40, "image", 13], [20, "image", 3, "image", 30]])
     more, states = torch.randint(2, 280, (2, 5)), []
     for graphs in (True, False):
-        out = answer(model, spec, prompt, graphs)
+        out = answer(model, spec, prompt, graphs, max_new_tokens=LONGER)
         cache = out.session.cache
         ids = torch.cat([out.sequences, more], 1)
         mask = torch.cat([prompt["attention_mask"], ids.new_ones(2, ids.shape[1])], 1)
@@ -205,7 +207,8 @@ def test_other_ways_to_decode(double: type[ReplayDouble], settings: dict) -> Non
     model, given, outs = exact_model("llama"), inputs("llama", [[23]]), []
     for graphs in (True, False):
         torch.manual_seed(5)
-        outs.append(answer(model, STREAM, given, graphs, output_logits=False, **settings))
+        few = {"max_new_tokens": FEW, "output_logits": False} | settings
+        outs.append(answer(model, STREAM, given, graphs, **few))
     assert torch.equal(outs[0].sequences, outs[1].sequences)
 
 

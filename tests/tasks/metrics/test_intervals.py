@@ -10,10 +10,10 @@ def rng():
 
 
 def test_interval_of_a_mean_has_the_width_theory_gives(rng):
-    sample = rng.normal(size=4000)
+    sample = rng.normal(size=1000)
     interval = confidence_interval(Score.mean(sample), resamples=4000)
     assert interval.value == pytest.approx(sample.mean())
-    width = 2 * 1.96 * sample.std() / 4000**0.5
+    width = 2 * 1.96 * sample.std() / 1000**0.5
     assert interval.high - interval.low == pytest.approx(width, rel=0.04)
     assert (interval.high + interval.low) / 2 == pytest.approx(sample.mean(), abs=0.04 * width)
 

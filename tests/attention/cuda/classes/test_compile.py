@@ -32,7 +32,7 @@ def test_class_decode_compiles(bits, head_dim, group) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(("head_dim", "group"), [(128, 4), (80, 7), (64, 16)])
-def test_class_decode_compiles_with_parameters_of_8_bits_in_tiles(head_dim, group, arch) -> None:
+def test_class_decode_compiles_for_small_tiles(head_dim, group, arch) -> None:
     compiled(arch, class_decode, ClassFormat.of(*SMALL_TILES, head_dim), group)
 
 
