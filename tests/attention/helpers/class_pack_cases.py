@@ -68,6 +68,7 @@ CLASS_CASES = [
     ClassCase("one", *ONE, ((0, 700), (0, 333)), 64, offset=1),
     ClassCase("halves", *UNITS, ((0, 1),) * 5 + ((0, 200),), 64, heads=1),
     ClassCase("small", *SMALL),
+    ClassCase("short", *SMALL, (tuple(range(0, 257, 64)), (0, 64, 124, 188, 252)), 64),
     ClassCase("small tiles", *SMALL_TILES, head_dim=80, dtype=FP16),
     ClassCase("small K", SMALL_TILES[0], UNITS[1], head_dim=64),
     ClassCase("small V", UNITS[0], SMALL[1], ((0, 300), (0, 0)), 64, FP32),

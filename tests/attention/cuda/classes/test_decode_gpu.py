@@ -107,6 +107,9 @@ CASES = [
     Case((300, 64, 128) * 30, **SPAN, kv_heads=8, head_dim=128, dtype=BF16),
     Case((70_000, 3), **SPAN, head_dim=128, dtype=BF16),
     *(Case((700,), **SPAN, head_dim=128, dtype=FP16, spread=spread) for spread in (100.0, 0.01)),
+    # Spans as short as a tile.
+    *(Case((3072, 640), **specs, spans=n, head_dim=d, kv_heads=2, dtype=BF16)
+      for specs in (SMALL_SPAN, ONE) for n, d in ((48, 64), (10, 128))),
     # Spans that end anywhere, empty ones among them.
     Case((3329, 700), **ONE, spans=13, head_dim=128, dtype=BF16),
     Case((1111, 300), **TWO, spans=3, head_dim=128, dtype=FP16),

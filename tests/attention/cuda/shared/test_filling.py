@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import duotone
 from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.classes.layout import class_layout
-from duotone.attention.cuda.shared.filling import filled_tiles, fitted
+from duotone.attention.cuda.shared.filling import filled_tiles, fitted, has_records
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat, record_slots, span_layout
 from duotone.cache import BlockTable, pack_tensor
@@ -60,6 +60,27 @@ def test_span_records_have_room_for_the_sums_of_all_groups(head_dim) -> None:
 
 def test_span_records_are_halved_as_far_as_sums_let_them() -> None:
     assert [fitted(SUMS, table(n)).tiles for n in (256, 128, 64)] == [4, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("spans", "classes", "uniform"),
+    [
+        ((64,), True, False),
+        ((64,) * 12, True, False),
+        ((57, 64), True, False),
+        ((56,), False, False),  # 64 is more than 9/8 of it
+        ((65,), False, False),
+        ((80,) * 4, False, False),
+        ((95, 97), True, True),
+        ((97,), True, True),
+        ((0,), False, False),
+        ((128, 0), True, True),
+    ],
+)
+def test_short_spans_have_records_that_they_fill(spans, classes, uniform) -> None:
+    """A record of 1 bit has two tiles at least; half of each would be filled up."""
+    assert has_records(FOUR, table(*spans)) is classes
+    assert has_records(SUMS, table(*spans)) is uniform
 
 
 def test_the_longest_sequence_decides() -> None:

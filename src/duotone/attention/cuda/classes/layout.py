@@ -45,9 +45,9 @@ from duotone.attention.cuda.classes.params import (
     span_parameters,
     tile_parameters,
 )
-from duotone.attention.cuda.shared.filling import fitted
+from duotone.attention.cuda.shared.filling import fitted, has_records
 from duotone.attention.cuda.shared.tables import once_per_table
-from duotone.attention.cuda.spans.layout import MIN_BLOCK_TOKENS, TILE, record_slots, slot_of_token
+from duotone.attention.cuda.spans.layout import TILE, record_slots, slot_of_token
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
 
@@ -122,12 +122,11 @@ class ClassRecords:
 
 def class_layout(key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
     """The records of K and V whose channels have unequal bits; None for other formats."""
-    if reason_against(format_of, key.spec, value.spec, (key.head_dim, value.head_dim)):
+    given, spans = (key.spec, value.spec, (key.head_dim, value.head_dim)), value.blocks
+    if reason_against(format_of, *given) or not has_records(format_of(*given), spans):
         return None
-    spans = value.blocks
-    short = spans.tokens < MIN_BLOCK_TOKENS * spans.blocks
     together = key.blocks.same_as(spans) or (key.spec.group and _is_within(key.blocks, spans))
-    if short or not together:
+    if not together:
         return None
     return to_class_records(key, value)
 

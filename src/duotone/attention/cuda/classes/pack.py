@@ -34,10 +34,10 @@ from duotone.attention.cuda.packing.inputs import (
     dense,
     tile_bytes,
 )
-from duotone.attention.cuda.shared.filling import fitted
+from duotone.attention.cuda.shared.filling import fitted, has_records
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.shared.tables import once_per_table
-from duotone.attention.cuda.spans.layout import LANES, MIN_BLOCK_TOKENS, TILE, record_slots
+from duotone.attention.cuda.spans.layout import LANES, TILE, record_slots
 from duotone.attention.refused import check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
@@ -107,8 +107,9 @@ class ClassLayout:
 
     def pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair | None:
         """Quantize dense K and V into records; None where torch has to."""
-        short = piece.spans.tokens < MIN_BLOCK_TOKENS * piece.spans.blocks
-        if not key.is_cuda or short or reason_against(check, spec, key, value):
+        if not key.is_cuda or reason_against(check, spec, key, value):
+            return None
+        if not has_records(ClassFormat.of(spec.key, spec.value, key.shape[3]), piece.spans):
             return None
         return class_pack(key, value, spec, piece)
 

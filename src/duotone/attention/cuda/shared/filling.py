@@ -17,6 +17,9 @@ from duotone.cache import BlockTable
 Format = TypeVar("Format", bound=Tiled)
 # Tiles that larger records may add to those of records of one tile, as a share of these.
 MOST_FILLED = 1 / 32
+# Tokens of a block, on average, from which on records have them whatever they fill up; and what
+# those of shorter blocks may add to the tokens.
+MIN_BLOCK_TOKENS, MOST_SHORT = 96, 1 / 8
 
 
 def fitted(form: Format, blocks: BlockTable) -> Format:
@@ -29,6 +32,18 @@ def fitted(form: Format, blocks: BlockTable) -> Format:
     while tiles > form.least_tiles and filled[tiles] > filled[1] * (1 + MOST_FILLED):
         tiles //= 2
     return form if tiles == form.tiles else replace(form, most_tiles=tiles)
+
+
+def has_records(form: Tiled, blocks: BlockTable) -> bool:
+    """True where these blocks are long, or fill the records that they start nearly to their ends.
+
+    On an H200 attention on 48 blocks of 64 tokens takes 7 us in class records. In canonical order
+    it takes 31 us, of 5 % fewer bytes. Blocks of 32 tokens would take twice the bytes.
+    """
+    if not blocks.tokens or blocks.tokens >= MIN_BLOCK_TOKENS * blocks.blocks:
+        return blocks.tokens > 0
+    tiles = filled_tiles(blocks, form.tile_tokens)[fitted(form, blocks).tiles]
+    return tiles * form.tile_tokens <= blocks.tokens * (1 + MOST_SHORT)
 
 
 @once_per_table

@@ -38,7 +38,12 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.shared.filling import filled_tiles, fitted
+from duotone.attention.cuda.shared.filling import (
+    MIN_BLOCK_TOKENS,
+    filled_tiles,
+    fitted,
+    has_records,
+)
 from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.shared.tiles import MOST_TILES, Tiled
 from duotone.attention.refused import RefusedError, check_honoured, reason_against
@@ -57,8 +62,6 @@ HONOURS = Honours.of(
 TILE = 64
 LANES = 32
 RECORD_BYTES = 4096
-# Shorter blocks would fill most of a record with nothing and a launch with beginnings.
-MIN_BLOCK_TOKENS = 96
 Codes = UInt8[Tensor, "batch kv_heads tokens channels"]
 
 
@@ -146,11 +149,12 @@ def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
     """The records of K and V whose scales belong to whole spans; None for other formats."""
     given = (key.spec, value.spec, (key.head_dim, value.head_dim))
     one_table = key.blocks.same_as(value.blocks)
-    short = key.blocks.tokens < MIN_BLOCK_TOKENS * key.blocks.blocks
-    if reason_against(format_of, *given) or not one_table or short:
+    if reason_against(format_of, *given) or not one_table:
         return None
-    form = fitted(format_of(*given), key.blocks)
-    return to_records(key.unpacked(), value.unpacked(), key.blocks, form)
+    form = format_of(*given)
+    if not has_records(form, key.blocks):
+        return None
+    return to_records(key.unpacked(), value.unpacked(), key.blocks, fitted(form, key.blocks))
 
 
 def format_of(

@@ -23,7 +23,7 @@ from duotone.attention.cuda.packing.inputs import (
     tile_bytes,
 )
 from duotone.attention.cuda.shared.counters import counters
-from duotone.attention.cuda.shared.filling import filled_tiles, fitted
+from duotone.attention.cuda.shared.filling import filled_tiles, fitted, has_records
 from duotone.attention.cuda.shared.geometry import max_cluster, multiprocessors, shared_bytes
 from duotone.attention.cuda.shared.runtime import Kernel, Launch, kernel
 from duotone.attention.cuda.shared.tables import once_per_table
@@ -31,7 +31,6 @@ from duotone.attention.cuda.spans.held import SOURCE as ONCE_SOURCE
 from duotone.attention.cuda.spans.held import Held, held, sharers
 from duotone.attention.cuda.spans.layout import (
     LANES,
-    MIN_BLOCK_TOKENS,
     TILE,
     WIDTHS,
     RecordFormat,
@@ -80,8 +79,9 @@ class SpanLayout:
     def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
         """Quantize dense K and V into records; None where torch has to, or to raise."""
         blocks = piece.spans.split(spec.key.group)
-        short = blocks.tokens < MIN_BLOCK_TOKENS * blocks.blocks
-        if not key.is_cuda or short or reason_against(check, spec, key, value):
+        if not key.is_cuda or reason_against(check, spec, key, value):
+            return None
+        if not has_records(_format(spec, key), blocks):
             return None
         pair = span_pack(key, value, spec, piece)
         return pair if is_finite(_total(pair), NOT_FINITE) else None
@@ -98,6 +98,10 @@ def check(spec: KVSpec, *states: Tensor) -> None:
     check_readable(*states)
 
 
+def _format(spec: KVSpec, key: Tensor) -> RecordFormat:
+    return RecordFormat(key.shape[3], spec.key.bits, spec.value.bits)
+
+
 def span_pack(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair:
     """Quantize the tokens that `piece` takes out of K and V, [batch, kv_heads, n, head_dim].
 
@@ -108,7 +112,7 @@ def span_pack(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedP
     if reason := reason_against(check, spec, key, value):
         raise ValueError(f"{reason}. Use PackedPair.pack.")
     blocks = piece.spans.split(spec.key.group)
-    form = fitted(RecordFormat(key.shape[3], spec.key.bits, spec.value.bits), blocks)
+    form = fitted(_format(spec, key), blocks)
     first, per_head = places(blocks, form.tokens)
     batch, heads, _, channels = key.shape
     shape = (4, batch, heads, blocks.blocks, channels)
