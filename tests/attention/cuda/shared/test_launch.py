@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launch_cases import LENGTHS, attend_records, class_launch, records_of, span_launch
+from launch_cases import LENGTHS, attend_records, built, class_launch, records_of, span_launch
 from run_cases import KEEPS, reader
 
 import duotone
@@ -21,7 +21,7 @@ from duotone.attention.family import Tokens
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
-from cases import CALIBRATED, Case, build
+from cases import CALIBRATED, Case
 
 
 def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
@@ -114,7 +114,7 @@ KIVI = {"key": TensorSpec(2, "tokens", 32), "value": TensorSpec(1, "channels", 3
 
 @pytest.mark.parametrize("parts", KEEPS.values(), ids=KEEPS)
 def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught) -> None:
-    query, (segment, *_) = build(Case(LENGTHS, **KIVI, head_dim=128, kv_heads=2))
+    query, (segment, *_) = built(Case(LENGTHS, **KIVI, head_dim=128, kv_heads=2))
     read = reader(segment, parts)
     attend_records(query, [read], sm_scale=0.1)
     (one,) = caught
@@ -139,7 +139,7 @@ def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught) -> N
 
 
 def test_codes_apart_that_are_missing_or_too_few_are_refused(caught) -> None:
-    query, (segment, *_) = build(Case(LENGTHS, **KIVI, head_dim=128, kv_heads=2))
+    query, (segment, *_) = built(Case(LENGTHS, **KIVI, head_dim=128, kv_heads=2))
     read = reader(segment, ("key",))
     codes, pages = read.records.key_codes, torch.zeros(2, 3, dtype=torch.int32)
     whole = read.records.data.shape[2] * read.records.format.tiles
