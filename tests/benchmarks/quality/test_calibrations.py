@@ -13,6 +13,7 @@ from training.zoo.batches import Batch
 from training.zoo.members import MEMBERS, model_inputs
 from training.zoo.train import HELD_OUT, Feed
 from training.zoo.vocabulary import ID
+from zoo_members import short
 
 
 def batch_of(name: str, rows: int, seed: int = CALIBRATION) -> Batch:
@@ -21,7 +22,7 @@ def batch_of(name: str, rows: int, seed: int = CALIBRATION) -> Batch:
 
 @pytest.mark.parametrize("name", ["llava", "qwen2-vl", "qwen3-vl", "gemma3"])
 def test_a_prompt_reads_as_its_row_does_up_to_the_last_question(name: str) -> None:
-    batch, model = batch_of(name, 3), MEMBERS[name].build().double().eval()
+    batch, model = batch_of(name, 3), short(name).build().double().eval()
     batch.pixels = batch.pixels.double()
     given = calibrations.prompts(model, batch).tensors
     ends = [int((row == ID["<assistant>"]).nonzero().max()) for row in batch.ids]

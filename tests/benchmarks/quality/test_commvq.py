@@ -10,8 +10,8 @@ from benchmarks.quality import commvq
 from benchmarks.quality.commvq import CommVQ, KeyCodebook, ValueCodec
 from benchmarks.quality.simulated import changing
 from benchmarks.quality.zoo import Conversation, measure
-from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
+from zoo_members import short
 
 
 def test_channels_of_a_rotary_pair_are_neighbours() -> None:
@@ -102,7 +102,8 @@ def test_a_cache_holds_decoded_tokens_of_exact_layers(name: str, monkeypatch) ->
     monkeypatch.setattr(commvq, "STEPS", 3)
     monkeypatch.setattr(commvq, "TOKENS_OF_STEP", 64)
     torch.manual_seed(0)
-    model, member = MEMBERS[name].build().eval(), MEMBERS[name]
+    member = short(name)
+    model = member.build().eval()
     talk = Conversation(model, Feed("cpu", HELD_OUT, 1).next(replace(member.shapes[0], rows=1)))
     seen = talk.visual[:, : talk.first["input_ids"].shape[1]]
     book = CommVQ.fit(model, [(talk.first, seen)], bits=1, steps=2, half_bits=2)

@@ -1,8 +1,5 @@
 """Conversations token by token: what they are made of, their steps, bytes and losses."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 from transformers import DynamicCache
@@ -12,28 +9,14 @@ from benchmarks.quality import conversation
 from benchmarks.quality.talks import Talk, talk
 from duotone import QuantizedCache
 from training.zoo.batches import Batch
-from training.zoo.members import MEMBERS, Member
+from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
 from training.zoo.vocabulary import BOS, ID, IMAGE, PAD
-
-
-def _short(name: str, length: int) -> Member:
-    """Return a member of three layers whose conversations have parts of `length` tokens."""
-    member = MEMBERS[name]
-
-    def config(side: int) -> Any:
-        made = member.config(side)
-        text = made.text_config
-        text.num_hidden_layers = 3
-        if name == "gemma3":
-            text.layer_types = text.layer_types[1:4]  # of both sorts
-        return made
-
-    return replace(member, config=config, shapes=(replace(member.shapes[0], length=length),))
+from zoo_members import short
 
 
 def _batch(name: str, length: int, rows: int, parts: int) -> Batch:
-    batch = talk(_short(name, length), Feed("cpu", HELD_OUT, 1), rows, parts)
+    batch = talk(short(name, length=length), Feed("cpu", HELD_OUT, 1), rows, parts)
     batch.pixels = batch.pixels.double()
     return batch
 
@@ -46,7 +29,7 @@ def test_parts_are_joined_without_padding() -> None:
     assert (batch.ids[:, [1, 130]] == ID["<vision>"]).all()
     assert torch.equal(batch.ids == IMAGE, (batch.ids == IMAGE)[:1].expand(5, -1))
     assert batch.pixels.shape[1] == 2
-    told = Talk(_short("llava", 130).build().eval(), batch)
+    told = Talk(short("llava", length=130).build().eval(), batch)
     assert 0 < told.about_text.sum() < len(told.about_text) == int((batch.kinds > 0).sum())
     assert told.sums(torch.ones(len(told.row)))["kl"].tolist() == (batch.kinds > 0).sum(1).tolist()
 
@@ -58,7 +41,7 @@ def test_steps_are_those_of_one_pass(name: str) -> None:
     length = pictures * side**2 + 15
     batch = _batch(name, length, rows=1, parts=2)
     batch.kinds[:, 1:] = 1  # all tokens count
-    model = _short(name, length).build().double().eval()
+    model = short(name, length=length).build().double().eval()
     told = Talk(model, batch)
     covered = [x for step in told.steps() for x in step.inputs["input_ids"][0].tolist()]
     assert covered == batch.ids[0].tolist()
@@ -71,7 +54,7 @@ def test_steps_are_those_of_one_pass(name: str) -> None:
 
 
 def test_rows_lose_by_their_codes_and_hold_their_bytes() -> None:
-    model = _short("llava", 150).build().double().eval()
+    model = short("llava", length=150).build().double().eval()
     told = Talk(model, _batch("llava", 150, rows=2, parts=1))
     rows = {"exact": duotone.scheme("dense"), **conversation.default()}
     rows = {name: rows[name] for name in ("exact", conversation.KIVI, "duotone-mixed@2")}
@@ -93,7 +76,7 @@ def test_rows_lose_by_their_codes_and_hold_their_bytes() -> None:
 
 def test_windows_of_the_model_do_not_count() -> None:
     """One of Gemma 3's three layers has all tokens; windows of the others are transformers'."""
-    model = _short("gemma3", 150).build().double().eval()
+    model = short("gemma3", length=150).build().double().eval()
     told = Talk(model, _batch("gemma3", 150, rows=1, parts=1))
     cache = QuantizedCache(model, duotone.scheme("dense"))
     told.read(cache)
