@@ -53,7 +53,7 @@ def outer_functions(jaxtyped: Callable) -> Callable:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The default tier is quick; with slow tests all examples run, and all shapes are checked."""
-    # Imports leave little garbage: looking for it is a quarter of what collecting tests takes.
+    # Imports leave little garbage: looking for it is a fifth of what collecting tests takes.
     gc.disable()
     is_quick = "not slow" in config.getoption("markexpr")
     settings.load_profile("default" if is_quick else "thorough")
