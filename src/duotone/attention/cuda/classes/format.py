@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 
 import torch
@@ -135,6 +135,7 @@ class ClassFormat(Tiled):
     tile_tokens, record_bytes = TILE, RECORD_BYTES
 
     @classmethod
+    @cache
     def of(cls, key: TensorSpec, value: TensorSpec, head_dim: int) -> ClassFormat:
         """Format of K and V of these specs."""
         both = (Classes.of(spec, head_dim) for spec in (key, value))

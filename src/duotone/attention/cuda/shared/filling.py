@@ -6,6 +6,7 @@ Every span starts a record, so its last record is filled up by half a record on 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -31,7 +32,13 @@ def fitted(form: Format, blocks: BlockTable) -> Format:
     tiles = form.tiles
     while tiles > form.least_tiles and filled[tiles] > filled[1] * (1 + MOST_FILLED):
         tiles //= 2
-    return form if tiles == form.tiles else replace(form, most_tiles=tiles)
+    return form if tiles == form.tiles else _of_tiles(form, tiles)
+
+
+@cache
+def _of_tiles(form: Format, tiles: int) -> Format:
+    """The format with records of so many tiles; one object for all layers, with its sizes."""
+    return replace(form, most_tiles=tiles)
 
 
 def has_records(form: Tiled, blocks: BlockTable) -> bool:
