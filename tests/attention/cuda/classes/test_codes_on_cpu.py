@@ -90,6 +90,10 @@ def test_operands_hold_every_code_once(name: str, head_dim: int, tmp_path) -> No
         expected = np.zeros_like(got)
         expected[:47] = packed.unpacked()[0, 0, TILE:, : got.shape[1]].numpy()
         np.testing.assert_array_equal(got, expected)
+    records.data.bitwise_xor_(0x10)  # a bit of every byte
+    others = registers_of(records, spans, tmp_path)[:, : keys.shape[1]]
+    with pytest.raises(AssertionError):  # of a code, or of what is filled up
+        np.testing.assert_array_equal(key_codes(others, form.key), key_codes(keys, form.key))
 
 
 def key_codes(registers: np.ndarray, classes: Classes) -> np.ndarray:

@@ -75,7 +75,7 @@ __device__ __forceinline__ void dot_keys(int (*c)[4], const u32* words,
     else
       mma_k_half(c[h], a, digits[h] + COLUMN, before);
   }
-  if constexpr (COLUMN + 2 < Keys::COLUMNS) 
+  if constexpr (COLUMN + 2 < Keys::COLUMNS)
     dot_keys<SUB, COLUMN + 2>(c, words, digits, bias, first);
 }
 // Sums of p * code over 32 keys, column by column.

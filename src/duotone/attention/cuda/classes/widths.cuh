@@ -35,7 +35,9 @@ struct Classes {
     return rank < N4 ? 15 : rank < N4 + N2 ? 3 : rank < CODED ? 1 : 0;
   }
   // The slot of K that has a slot's channel first.
-  static __device__ __forceinline__ int once(int slot) { return is_half(slot / 16) ? slot & ~8 : slot; }
+  static __device__ __forceinline__ int once(int slot) {
+    return is_half(slot / 16) ? slot & ~8 : slot;
+  }
   // Rank of the channel at a slot; -1 where a column is filled up.
   static __device__ __forceinline__ int rank(int slot) {
     if (slot < 16 * C4) return slot < N4 ? slot : -1;

@@ -18,9 +18,10 @@ from duotone.cache import BlockTable
 Format = TypeVar("Format", bound=Tiled)
 # Tiles that larger records may add to those of records of one tile, as a share of these.
 MOST_FILLED = 1 / 32
-# Tokens of a block, on average, from which on records have them whatever they fill up; and what
-# those of shorter blocks may add to the tokens.
-MIN_BLOCK_TOKENS, MOST_SHORT = 96, 1 / 8
+# Blocks of so many tokens on average have records, however much these fill up.
+MIN_BLOCK_TOKENS = 96
+# Tokens that records of shorter blocks may add, as a share of the blocks' own.
+MOST_SHORT = 1 / 8
 
 
 def fitted(form: Format, blocks: BlockTable) -> Format:
@@ -55,7 +56,7 @@ def has_records(form: Tiled, blocks: BlockTable) -> bool:
 
 @once_per_table
 def filled_tiles(blocks: BlockTable, tile_tokens: int) -> dict[int, int]:
-    """Tiles of the longest sequence by tiles per record, those that are filled up among them."""
+    """Tiles that all records of the largest sequence have, by tiles per record."""
     per_record = [1 << n for n in range(MOST_TILES.bit_length())]
     if not blocks.sizes.numel():
         return dict.fromkeys(per_record, 0)

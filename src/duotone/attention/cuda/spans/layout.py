@@ -2,7 +2,7 @@
 
 A record holds a few tiles of 64 tokens, first the codes of all its K, then of all its V:
 
-    | K tile 0 | K tile 1 | ... | V tile 0 | V tile 1 | ... |       about 4 KB
+    | K tile 0 | K tile 1 | ... | V tile 0 | V tile 1 | ... |       about 4 KB, less of short spans
 
 A tile is [vectors][32 lanes][words][4 bytes]: a lane reads its words as vectors of 4 (or 2) words,
 and shifted and masked, a word *is* an operand of `mma.m16n8k32`: byte j of register e % (8 / bits)
