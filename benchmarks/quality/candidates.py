@@ -36,6 +36,38 @@ _SHARP_OF_2 = replace(_SHARP, front=_OF_2_BITS.front)
 _WIDER, _EVENLY = Parts(_FRONT_2, _ALL_2), Parts(_EVEN, _ALL_2, 0.32, first=same(2))
 _UNIFORM = {"energies": (0.0, 0.0), "gains": (1.0, 1.0), "levels": "uniform"}
 
+# More of K's channels have codes in front, fewer of V's; three quarters and more bits for K of the
+# first layer's background, whose gain lies above its least squares.
+_FINER_FRONT = ((4, 1 / 8), (2, 1 / 2), (1, 1 / 4))
+_FIRST_OF_2 = Part(((2, 1 / 2), (1, 1 / 2)), _SIGNS.value)
+_FINER_1 = Parts(
+    Part(_FINER_FRONT, ((2, 1 / 2), (1, 1 / 4))),
+    Part(((4, 1 / 8), (2, 3 / 8)), _SIGNS.value),
+    0.37,
+    short=(60, 0.12),
+    gains=("fit", 1.2),
+    first=_FIRST_OF_2,
+    first_gains=(1.2, 1.2),
+)
+_LESS_OF_K = Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 8)), _FINER_1.front.value)
+_AS_SHARP = Part(_SHARP.front.key, _FINER_1.front.value)
+_FINER = {
+    "finer, .37 and .12": _FINER_1,
+    "finer, less K, .44 and .14": replace(_FINER_1, front=_LESS_OF_K, share=0.44, short=(60, 0.14)),
+    "finer, less V, .48 and .14": replace(
+        _FINER_1,
+        front=Part(_FINER_FRONT, ((2, 1 / 4), (1, 1 / 2))),
+        share=0.48,
+        short=(60, 0.14),
+    ),
+    "finer, K as sharp, .44 and .16": replace(
+        _FINER_1, front=_AS_SHARP, share=0.44, short=(60, 0.16)
+    ),
+    "sharp, first 2 bits, .37 and .1": replace(
+        _FINER_1, front=Part(_SHARP.front.key, _MILD.value), share=0.37, short=(60, 0.1)
+    ),
+}
+
 
 def _with_gains(name: str, parts: Parts, *gains: float) -> dict[str, Parts]:
     """{label: candidate}: V's gain fitted to least squares, and some others."""
@@ -78,6 +110,7 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
             short=(60, 0.13),
             gains=("fit", 1.2),
         ),
+        **_FINER,
         "sharp, K of 2 bits, energies 1/2, V gain 1.2": replace(
             _SHARP_OF_2, energies=(0.5, 1.0), gains=("fit", 1.2)
         ),
@@ -100,6 +133,14 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
             share=0.36,
             short=(60, 0.28),
             gains=("fit", 1.1),
+        ),
+        "even, sharp, .36 and .22, first 4 bits, V gain 1.1": replace(
+            _EVENLY,
+            back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), _ALL_2.value),
+            share=0.36,
+            short=(60, 0.22),
+            gains=("fit", 1.1),
+            first=Part(4, 2),
         ),
         "even, back without zeros, 1/2": Parts(_EVEN, _ALL_1, 1 / 2),
         "whole": Parts(Part(((4, 3 / 8), (2, 1 / 4), (1, 3 / 8)), ((4, 1 / 8), (2, 3 / 4)))),

@@ -7,8 +7,8 @@ its KL over that of the best plain code of the same nominal width. The choice is
 fewest other rows beat beyond the interval, and of equals the one of the least loss in the geometric
 mean over cases: left out, the least worst loss chooses candidates that lose more by both. A model
 is left out with all its stresses: the candidate reported for it is the one chosen on the others.
-`duotone` has no say, being a candidate already. A candidate without numbers in some case is no
-choice: it is printed and recorded as dropped, with the case and why.
+`duotone` has no say, being a candidate already, nor have our own calibrations. A candidate without
+numbers in some case is no choice: it is printed and recorded as dropped, with the case and why.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from duotone.report.provenance import write_new_json
 PLAIN = ("min/max", "lloyd, one gain", "kivi", "calibquant", "calibquant-paper")
 LEAST_LOSS = 1e-6
 PREFIX = "parts, "  # of the names of candidates
+CALIBRATED = "calibrated"  # begins the names of our own specs that need data
 # Fields of a file that say where its numbers are from.
 PROVENANCE = ("created", "commit", "versions", "device")
 
@@ -86,8 +87,9 @@ def typical(cases: Sequence[Case], row: str, bits: int) -> float:
 
 
 def beaten_by(case: Case, row: str, bits: int) -> list[str]:
-    """Names of rows that are no candidates and lose less than `row`, beyond the interval."""
-    differences = {name: case.difference(row, name) for name in _others(case, bits)}
+    """Rows that lose less than `row`, beyond the interval: no candidates, none of `calibrate`."""
+    names = [name for name in _others(case, bits) if not name.startswith(CALIBRATED)]
+    differences = {name: case.difference(row, name) for name in names}
     return [name for name, (mean, half) in differences.items() if mean > half]
 
 

@@ -20,6 +20,11 @@ def order_table(results: Sequence[Result]) -> str:
     return "\n\n".join([*tables, legend, _footer(result)])
 
 
+def order_before(results: Sequence[Result]) -> str:
+    """`order_table` of the models as they were first trained."""
+    return order_table(results[:1])
+
+
 def stress_table(results: Sequence[Result]) -> str:
     """KL of the held-out choice over that of the best plain code, by width, model and stress."""
     result = results[-1]
@@ -81,5 +86,6 @@ def _sequences(result: Result) -> str:
 
 RENDERERS = {
     "zoo-order": ("duotone.zoo-choice/1", order_table),
+    "zoo-order-before": ("duotone.zoo-choice/1", order_before),
     "zoo-stress": ("duotone.zoo-choice/1", stress_table),
 }

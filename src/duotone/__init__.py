@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from duotone.quant import schemes as schemes
     from duotone.tools.slow_paths import SlowPathWarning as SlowPathWarning
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = (
     *("attention", "cache", "hf", "loading", "models"),

@@ -48,7 +48,7 @@ class Parts:
     records of kernels are filled up.
     back: None for spans in one part. first: back of the first layer, if it is another one. Its keys
     are those of single tokens, of which none stands out: channels without codes cost more there
-    than in all other layers.
+    than in all other layers. first_gains: gains there, if they are others.
     """
 
     front: Part
@@ -58,6 +58,7 @@ class Parts:
     energies: tuple[float, float] = (1.0, 1.5)
     gains: tuple[float | str, float | str] = ("fit", "fit")
     first: Part | None = None
+    first_gains: tuple[float | str, float | str] | None = None
     levels: str = "lloyd"
 
     @property
@@ -65,10 +66,11 @@ class Parts:
         """Spec with scales and middles of levels in 8 bits."""
         rules = ()
         if self.first is not None:
-            rules = (LayerRule(0, 1, background=self._policy(self.first)),)
+            gains = self.first_gains or self.gains
+            rules = (LayerRule(0, 1, background=self._policy(self.first, gains)),)
         return CacheSpec(
-            visual=self._policy(self.front),
-            background=None if self.back is None else self._policy(self.back),
+            visual=self._policy(self.front, self.gains),
+            background=None if self.back is None else self._policy(self.back, self.gains),
             foreground=self.share,
             short_foreground=self.short,
             foreground_multiple=TILE if self.back is not None else 1,
@@ -76,39 +78,36 @@ class Parts:
             layers=rules,
         )
 
-    def _policy(self, part: Part) -> KVSpec:
-        return KVSpec(self._tensor(part.key, 0), self._tensor(part.value, 1))
+    def _policy(self, part: Part, gains: tuple[float | str, float | str]) -> KVSpec:
+        channels = zip((part.key, part.value), self.energies, gains, strict=True)
+        return KVSpec(*(self._tensor(*each) for each in channels))
 
-    def _tensor(self, channels: Channels, which: int) -> TensorSpec:
+    def _tensor(self, channels: Channels, energy: float, gain: float | str) -> TensorSpec:
         width = {"bits": channels} if isinstance(channels, int) else {"classes": channels}
-        return TensorSpec(
-            **width,
-            levels=self.levels,
-            energy=self.energies[which],
-            gain=self.gains[which],
-            param_dtype="float8",
-        )
+        levels = self.levels
+        return TensorSpec(**width, levels=levels, energy=energy, gain=gain, param_dtype="float8")
 
 
 _SIGNS = ((1, 1 / 2),)
 # By bits. V's gain is above its least squares: errors of V sum up over tokens, and what few levels
-# lose of them is alike for all.
+# lose of them is alike for all. So is K's of the first layer.
 PARTS = {
     1: Parts(
-        front=Part(((4, 1 / 8), (2, 3 / 8), (1, 1 / 4)), ((2, 1 / 2), (1, 1 / 2))),
+        front=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), ((2, 1 / 2), (1, 1 / 4))),
         back=Part(((4, 1 / 8), (2, 3 / 8)), _SIGNS),
         share=0.37,
-        short=(60, 0.13),
+        short=(60, 0.12),
         gains=("fit", 1.2),
-        first=Part(1, _SIGNS),
+        first=Part(((2, 1 / 2), (1, 1 / 2)), _SIGNS),
+        first_gains=(1.2, 1.2),
     ),
     2: Parts(
         front=Part(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4))),
         back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), ((2, 1 / 4), (1, 3 / 4))),
         share=0.36,
-        short=(60, 0.28),
+        short=(60, 0.22),
         gains=("fit", 1.1),
-        first=same(2),
+        first=Part(4, 2),
     ),
     3: Parts(
         front=same(4),

@@ -77,6 +77,14 @@ def test_pairs_of_sequences_decide_what_is_worse() -> None:
     assert as_least == {"held-out choice": True, PLAIN: True, OTHER: True}
 
 
+def test_our_calibrations_beat_no_candidate() -> None:
+    case = _case("a", **{SAFE: [5.0, 9.0], PLAIN: [9.0, 9.0], "calibrated@1": [1.0, 1.0]})
+    assert choose.beaten_by(case, SAFE, 1) == []
+    assert "calibrated@1" in {row["row"] for row in choose._scored(case, SAFE, 1)["rows"]}
+    other = _case("b", **{SAFE: [5.0, 9.0], PLAIN: [9.0, 9.0], OTHER: [1.0, 1.0]})
+    assert choose.beaten_by(other, SAFE, 1) == [OTHER]
+
+
 def test_no_candidates_are_refused() -> None:
     with pytest.raises(ValueError, match="got 4, 0"):
         choose.choose(_cases(), [], 1)
@@ -221,8 +229,8 @@ def test_bits_of_spans_have_bounds() -> None:
 @pytest.mark.parametrize(
     ("bits", "name"),
     [
-        (1, "sharp, 2 bits in back, .37 and .13, V gain 1.2"),
-        (2, "even, sharp, .36 and .28, first 2 bits, V gain 1.1"),
+        (1, "finer, .37 and .12"),
+        (2, "even, sharp, .36 and .22, first 4 bits, V gain 1.1"),
         (3, "front 4 bits, back more of K"),
         (4, "parts of 4 bits"),
     ],
