@@ -34,10 +34,16 @@ _SHARP = Parts(Part(((4, 1 / 8), (2, 3 / 8), (1, 1 / 4)), _MILD.value), _SHARP_B
 _SHARP = replace(_SHARP, first=_FIRST)
 _SHARP_OF_2 = replace(_SHARP, front=_OF_2_BITS.front)
 _WIDER, _EVENLY = Parts(_FRONT_2, _ALL_2), Parts(_EVEN, _ALL_2, 0.32, first=same(2))
+_EVEN_SHARP = replace(
+    _EVENLY,
+    back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), _ALL_2.value),
+    share=0.28,
+    gains=("fit", 1.1),
+)
 _UNIFORM = {"energies": (0.0, 0.0), "gains": (1.0, 1.0), "levels": "uniform"}
 
-# More of K's channels have codes in front, fewer of V's; three quarters and more bits for K of the
-# first layer's background, whose gain lies above its least squares.
+# More of K's channels have codes in front, fewer of V's. All of K's have some in the background of
+# the first packed layer, with a gain above its least squares.
 _FINER_FRONT = ((4, 1 / 8), (2, 1 / 2), (1, 1 / 4))
 _FIRST_OF_2 = Part(((2, 1 / 2), (1, 1 / 2)), _SIGNS.value)
 _FINER_1 = Parts(
@@ -121,26 +127,12 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "even, back wider, V gain 1": replace(_WIDER, front=_EVEN, gains=("fit", 1.0)),
         **_with_gains("even, first 2 bits", _EVENLY, 1.0, 1.1, 1.2),
         **_with_gains("wider, first 2 bits", replace(_EVENLY, front=_FRONT_2, share=0.25), 1.1),
-        "even, sharp, first 2 bits, V gain 1.1": replace(
-            _EVENLY,
-            back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), _ALL_2.value),
-            share=0.28,
-            gains=("fit", 1.1),
-        ),
+        "even, sharp, first 2 bits, V gain 1.1": _EVEN_SHARP,
         "even, sharp, .36 and .28, first 2 bits, V gain 1.1": replace(
-            _EVENLY,
-            back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), _ALL_2.value),
-            share=0.36,
-            short=(60, 0.28),
-            gains=("fit", 1.1),
+            _EVEN_SHARP, share=0.36, short=(60, 0.28)
         ),
         "even, sharp, .36 and .22, first 4 bits, V gain 1.1": replace(
-            _EVENLY,
-            back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), _ALL_2.value),
-            share=0.36,
-            short=(60, 0.22),
-            gains=("fit", 1.1),
-            first=Part(4, 2),
+            _EVEN_SHARP, share=0.36, short=(60, 0.22), first=Part(4, 2)
         ),
         "even, back without zeros, 1/2": Parts(_EVEN, _ALL_1, 1 / 2),
         "whole": Parts(Part(((4, 3 / 8), (2, 1 / 4), (1, 3 / 8)), ((4, 1 / 8), (2, 3 / 4)))),

@@ -51,7 +51,7 @@ def _width_table(width: Result) -> str:
     rows = [
         [name, *(column[name][1] if name in column else "" for column in cells)] for name in names
     ]
-    head = f"{width['bits']} bit, preset: `{width['preset']}`"
+    head = f"{width['bits']} bit, chosen: `{width['preset']}`"
     return markdown_table([head, *(case["model"] for case in cases)], rows)
 
 

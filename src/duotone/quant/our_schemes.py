@@ -46,9 +46,10 @@ class Parts:
 
     short: `CacheSpec.short_foreground`. Long spans have whole tiles of tokens in front, since
     records of kernels are filled up.
-    back: None for spans in one part. first: back of the first layer, if it is another one. Its keys
-    are those of single tokens, of which none stands out: channels without codes cost more there
-    than in all other layers. first_gains: gains there, if they are others.
+    back: None for spans in one part. first: back of the first packed layer, if it is another one:
+    channels of K without codes cost more there than in all other layers. Where that is the model's
+    first layer, keys are of single tokens, of which none stands out. first_gains: gains of `first`,
+    if they are others.
     """
 
     front: Part
@@ -84,13 +85,14 @@ class Parts:
 
     def _tensor(self, channels: Channels, energy: float, gain: float | str) -> TensorSpec:
         width = {"bits": channels} if isinstance(channels, int) else {"classes": channels}
-        levels = self.levels
-        return TensorSpec(**width, levels=levels, energy=energy, gain=gain, param_dtype="float8")
+        fitted = {"levels": self.levels, "energy": energy, "gain": gain}
+        return TensorSpec(**width, **fitted, param_dtype="float8")
 
 
 _SIGNS = ((1, 1 / 2),)
 # By bits. V's gain is above its least squares: errors of V sum up over tokens, and what few levels
-# lose of them is alike for all. So is K's of the first layer.
+# lose of them is alike for all. K's is fitted, but for `first` at 1 bit: on one model of the zoo a
+# fitted gain loses twice as much there (dev/log/quality.md).
 PARTS = {
     1: Parts(
         front=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), ((2, 1 / 2), (1, 1 / 4))),

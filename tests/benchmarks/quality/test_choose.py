@@ -12,6 +12,8 @@ from benchmarks.quality.choose import Case
 from benchmarks.quality.zoo import candidates
 from duotone import CacheSpec, KVSpec, LayerRule, TensorSpec, scheme
 
+from paths import REPOSITORY
+
 BOLD, SAFE = "parts, bold@1", "parts, safe@1"
 PLAIN, OTHER = "min/max@1", "lloyd, one gain@1"
 
@@ -237,3 +239,8 @@ def test_bits_of_spans_have_bounds() -> None:
 )
 def test_a_preset_is_a_candidate(bits: int, name: str) -> None:
     assert scheme("duotone", bits=bits) == CANDIDATES[bits][name].spec
+    cases, _ = choose.read_cases(REPOSITORY / "results" / "zoo")
+    assert len(cases) == 18
+    for case in cases:
+        ours, candidate = (case.rows[f"{row}@{bits}"] for row in ("duotone", f"parts, {name}"))
+        assert ours | {"row": ""} == candidate | {"row": ""}
