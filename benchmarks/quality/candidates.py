@@ -40,6 +40,14 @@ _EVEN_SHARP = replace(
     share=0.28,
     gains=("fit", 1.1),
 )
+_EVEN_SHARP_4 = replace(_EVEN_SHARP, share=0.36, short=(60, 0.22), first=Part(4, 2))
+# More channels of V have 2 bits in back.
+_MORE_V = replace(
+    _EVEN_SHARP_4,
+    back=Part(_EVEN_SHARP.back.key, ((2, 3 / 8), (1, 5 / 8))),
+    share=0.33,
+    short=(60, 0.18),
+)
 _UNIFORM = {"energies": (0.0, 0.0), "gains": (1.0, 1.0), "levels": "uniform"}
 
 # More of K's channels have codes in front, fewer of V's. All of K's have some in the background of
@@ -57,6 +65,9 @@ _FINER_1 = Parts(
 )
 _LESS_OF_K = Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 8)), _FINER_1.front.value)
 _AS_SHARP = Part(_SHARP.front.key, _FINER_1.front.value)
+# All of K's channels have 2 bits in the background of the first packed layer.
+_FINER_2 = replace(_FINER_1, short=(60, 0.08), first=Part(2, _SIGNS.value), first_gains=(1.1, 1.2))
+_FINER_2_LESS_K = replace(_FINER_2, front=_LESS_OF_K, share=0.43, short=(60, 0.1))
 _FINER = {
     "finer, .37 and .12": _FINER_1,
     "finer, less K, .44 and .14": replace(_FINER_1, front=_LESS_OF_K, share=0.44, short=(60, 0.14)),
@@ -68,6 +79,15 @@ _FINER = {
     ),
     "finer, K as sharp, .44 and .16": replace(
         _FINER_1, front=_AS_SHARP, share=0.44, short=(60, 0.16)
+    ),
+    "finer, first K 2 bits, .37 and .08": _FINER_2,
+    "finer, first K 2 bits, less K, .43 and .1": _FINER_2_LESS_K,
+    "finer, first K 2 bits, less K, gain 1.15": replace(_FINER_2_LESS_K, first_gains=(1.15, 1.2)),
+    "finer, first K 2 bits, less V, .49 and .1": replace(
+        _FINER_2,
+        front=Part(_FINER_FRONT, ((2, 1 / 4), (1, 1 / 2))),
+        share=0.49,
+        short=(60, 0.1),
     ),
     "sharp, first 2 bits, .37 and .1": replace(
         _FINER_1, front=Part(_SHARP.front.key, _MILD.value), share=0.37, short=(60, 0.1)
@@ -131,8 +151,10 @@ CANDIDATES: dict[int, dict[str, Parts]] = {
         "even, sharp, .36 and .28, first 2 bits, V gain 1.1": replace(
             _EVEN_SHARP, share=0.36, short=(60, 0.28)
         ),
-        "even, sharp, .36 and .22, first 4 bits, V gain 1.1": replace(
-            _EVEN_SHARP, share=0.36, short=(60, 0.22), first=Part(4, 2)
+        "even, sharp, .36 and .22, first 4 bits, V gain 1.1": _EVEN_SHARP_4,
+        "even, sharp, more V, .33 and .18, first 4 bits, V gain 1.1": _MORE_V,
+        "even, sharp, more V, .33 and .18, first 4 bits, V gain 1.05": replace(
+            _MORE_V, gains=("fit", 1.05)
         ),
         "even, back without zeros, 1/2": Parts(_EVEN, _ALL_1, 1 / 2),
         "whole": Parts(Part(((4, 3 / 8), (2, 1 / 4), (1, 3 / 8)), ((4, 1 / 8), (2, 3 / 4)))),
