@@ -50,9 +50,14 @@ class KeyCodebook:
         rows = paired(keys.float())
         norms = rows.norm(dim=-1, keepdim=True)
         groups = _grouped(rows / norms).unbind(1)
-        count = int(bits * groups[0].shape[-1] / (2 * half_bits))
+        count = _steps_of(bits, groups[0].shape[-1], half_bits)
         made = [_residual_steps(group, norms, count, half_bits) for group in groups]
         return cls(torch.stack(made, 1), half_bits)
+
+    def at(self, bits: float) -> "KeyCodebook":
+        """Codebook of fewer bits: its first steps. No step depends on later ones."""
+        count = _steps_of(bits, self.centres.shape[-1], self.half_bits)
+        return KeyCodebook(self.centres[:count], self.half_bits)
 
     def decode(self, keys: Tensor) -> Tensor:
         """Quantize and decode keys [tokens, kv_heads, head_dim]."""
@@ -70,6 +75,10 @@ class KeyCodebook:
     def token_bits(self) -> int:
         """Bits of a token: its codes and its norm."""
         return self.centres.shape[0] * self.centres.shape[1] * 2 * self.half_bits + SCALE_BITS
+
+
+def _steps_of(bits: float, channels: int, half_bits: int) -> int:
+    return int(bits * channels / (2 * half_bits))
 
 
 def _grouped(rows: Tensor) -> Tensor:
@@ -231,12 +240,13 @@ class CommVQ:
         cls,
         model: Any,
         calls: Sequence[tuple[dict, Tensor]],
-        bits: int,
+        widths: Sequence[int],
         steps: int,
         half_bits: int = HALF_BITS,
-    ) -> "CommVQ":
-        """Fit to visual tokens. calls: arguments of the model, and which tokens are visual.
+    ) -> "dict[int, CommVQ]":
+        """{bits: codebooks}, fitted to visual tokens.
 
+        calls: arguments of the model, and which tokens are visual. widths: bits of each.
         steps: of training V's codecs.
         """
         seen: dict[tuple[int, str], list[Tensor]] = {}
@@ -249,13 +259,14 @@ class CommVQ:
             with changing(model, keep):
                 model(**given)
         states = {name: torch.cat(parts)[:MOST_TOKENS] for name, parts in seen.items()}
-        layers = {}
+        found = {bits: cls({}, next(iter(states.values()))[0].numel()) for bits in widths}
         for layer in sorted({layer for layer, _ in states}):
-            key = KeyCodebook.fit(states[layer, "key"], bits, half_bits)
-            with torch.enable_grad():
-                value = trained(states[layer, "value"].flatten(1), bits, steps)
-            layers[layer] = (key, value)
-        return cls(layers, next(iter(states.values()))[0].numel())
+            key = KeyCodebook.fit(states[layer, "key"], max(widths), half_bits)
+            for bits, each in found.items():
+                with torch.enable_grad():
+                    value = trained(states[layer, "value"].flatten(1), bits, steps)
+                each.layers[layer] = (key.at(bits), value)
+        return found
 
     @property
     def bits(self) -> float:

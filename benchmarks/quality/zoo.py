@@ -76,7 +76,8 @@ def calibrated(model: Any, batches: Sequence[Batch], file: Path) -> dict[str, Ca
 def vector_quantized(model: Any, batches: Sequence[Batch], steps: int) -> dict[str, CommVQ]:
     """{label: codebooks} of CommVQ, trained on visual tokens of `batches`."""
     calls = [(model_inputs(model, batch), batch.ids == IMAGE) for batch in batches]
-    return {f"commvq@{bits}": CommVQ.fit(model, calls, bits, steps) for bits in (1, 2)}
+    found = CommVQ.fit(model, calls, (1, 2), steps)
+    return {f"commvq@{bits}": codebooks for bits, codebooks in found.items()}
 
 
 def corrected() -> dict[str, CacheSpec]:

@@ -73,6 +73,14 @@ def test_steps_of_keys_fall_and_count_their_bits() -> None:
     assert errors[0] < float(keys.square().mean())
 
 
+def test_fewer_bits_are_the_first_steps() -> None:
+    torch.manual_seed(0)
+    keys = torch.randn(300, 2, 64) * torch.linspace(0.2, 2, 64)
+    long, short = (KeyCodebook.fit(keys, bits, half_bits=3) for bits in (0.4, 0.2))
+    assert len(short.centres) < len(long.centres)
+    assert torch.equal(long.at(0.2).centres, short.centres)
+
+
 def test_narrow_keys_are_one_group() -> None:
     torch.manual_seed(0)
     keys = torch.randn(300, 1, 64) * torch.linspace(0.2, 2, 64)
@@ -106,7 +114,7 @@ def test_a_cache_holds_decoded_tokens_of_exact_layers(name: str, monkeypatch) ->
     model = member.build().eval()
     talk = Conversation(model, Feed("cpu", HELD_OUT, 1).next(replace(member.shapes[0], rows=1)))
     seen = talk.visual[:, : talk.first["input_ids"].shape[1]]
-    book = CommVQ.fit(model, [(talk.first, seen)], bits=1, steps=2, half_bits=2)
+    book = CommVQ.fit(model, [(talk.first, seen)], [1], steps=2, half_bits=2)[1]
     plain = DynamicCache(config=model.config.get_text_config())
     with torch.no_grad():
         model(**talk.first, past_key_values=plain)
