@@ -41,13 +41,15 @@ budget_rows() {
     --row "duotone@1, rtn-w8a8" --row "calibrated@1, rtn-w8a8" --row "duotone-mixed@4, rtn-w8a8"
 }
 
-# All that names `duotone` and `duotone-mixed`, for where these have become other specs; a lane per GPU.
+# All that names `duotone` and `duotone-mixed`, for where these have become other specs; four lanes.
+# Lanes of speed need a GPU each: on two, LANES="0 1" and then LANES="2 3".
 # Captions need pycocoevalcap, which may have been carried along; METEOR follows on a CPU:
 # python -m benchmarks.quality.table --rescore FOLDER --out NEW
 presets() {
   [ "$1" = quality ] || presets_of_budgets
-  for gpu in 0 1 2 3; do
-    CUDA_VISIBLE_DEVICES=$gpu "presets_$1" $gpu > "/tmp/results/presets-$1-$gpu.log" 2>&1 &
+  gpus=$(nvidia-smi -L 2> /dev/null | grep -c GPU)
+  for lane in ${LANES:-0 1 2 3}; do
+    CUDA_VISIBLE_DEVICES=$((lane % (gpus > 0 ? gpus : 1))) "presets_$1" $lane > "/tmp/results/presets-$1-$lane.log" 2>&1 &
     lanes="$lanes $!"
   done
   while sleep 20; do keep; done &

@@ -92,16 +92,16 @@ class Parts:
 _SIGNS = ((1, 1 / 2),)
 # By bits. V's gain is above its least squares: errors of V sum up over tokens, and what few levels
 # lose of them is alike for all. K's is fitted, but for `first` at 1 bit: on one model of the zoo a
-# fitted gain loses twice as much there (dev/log/quality.md).
+# fitted gain loses 1.6 times as much there (dev/log/quality.md).
 PARTS = {
     1: Parts(
         front=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), ((2, 1 / 2), (1, 1 / 4))),
         back=Part(((4, 1 / 8), (2, 3 / 8)), _SIGNS),
         share=0.37,
-        short=(60, 0.12),
+        short=(60, 0.08),
         gains=("fit", 1.2),
-        first=Part(((2, 1 / 2), (1, 1 / 2)), _SIGNS),
-        first_gains=(1.2, 1.2),
+        first=Part(2, _SIGNS),
+        first_gains=(1.1, 1.2),
     ),
     2: Parts(
         front=Part(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4))),

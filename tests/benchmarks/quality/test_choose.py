@@ -231,7 +231,7 @@ def test_bits_of_spans_have_bounds() -> None:
 @pytest.mark.parametrize(
     ("bits", "name"),
     [
-        (1, "finer, .37 and .12"),
+        (1, "finer, first K 2 bits, .37 and .08"),
         (2, "even, sharp, .36 and .22, first 4 bits, V gain 1.1"),
         (3, "front 4 bits, back more of K"),
         (4, "parts of 4 bits"),
