@@ -24,6 +24,7 @@ REFERENCE = "16-bit"
 # Fields of former specs that no spec has any more, with the only value they may have had.
 FORMER = {"dense_dtype": "model"}
 OF_TASKS, OF_TEXT = ("duotone.schemes/1", "duotone.quality/1"), "duotone.text/1"
+OF_TALKS = "duotone.conversation/1"
 OF_SPEED, WEIGHTS = "duotone.generate/1", "16 bit"
 # The metric of a task, where it is not the headline: CIDEr rises where a model only rephrases.
 METRICS = {"captions": "object_recall"}
@@ -39,11 +40,11 @@ def measured(results: list[Result]) -> dict[str, Any]:
 
 
 def losses(results: list[Result], spec: CacheSpec) -> list[dict[str, Any]]:
-    """The entry of most samples, then of the longest window, of every task or text."""
-    best: dict[str, dict[str, Any]] = {}
+    """The entry of most samples, then of the longest window, of every task and model."""
+    best: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in sorted(_losses(results, spec), key=lambda one: (one["samples"], one["window"])):
-        best[entry["task"]] = entry
-    return [best[task] for task in sorted(best)]
+        best[entry["task"], entry["model"]] = entry
+    return [best[key] for key in sorted(best)]
 
 
 def _losses(results: list[Result], spec: CacheSpec) -> Iterator[dict[str, Any]]:
@@ -52,6 +53,8 @@ def _losses(results: list[Result], spec: CacheSpec) -> Iterator[dict[str, Any]]:
             yield from _of_task(result, spec)
         elif result["schema"] == OF_TEXT:
             yield from _of_text(result, spec)
+        elif result["schema"] == OF_TALKS:
+            yield from _of_talks(result, spec)
 
 
 def _of_task(result: Result, spec: CacheSpec) -> Iterator[dict[str, Any]]:
@@ -87,6 +90,24 @@ def _of_text(result: Result, spec: CacheSpec) -> Iterator[dict[str, Any]]:
                 "reference": result["schemes"][REFERENCE]["perplexity"]["value"],
                 "difference": row["difference"],
                 "samples": result["documents"],
+                "window": ran.recent,
+                **_source(result),
+            }
+
+
+def _of_talks(result: Result, spec: CacheSpec) -> Iterator[dict[str, Any]]:
+    rows = rows_by_name(result)
+    for row in rows.values():
+        ran = _spec_of(row.get("spec"))
+        if ran is not None and has_codes_of(ran, spec):
+            yield {
+                "task": "conversations",
+                "model": f"a small {result['model']}",
+                "metric": "answer tokens right",
+                "value": row["accuracy"],
+                "reference": rows["16 bit"]["accuracy"],
+                "kl": {"value": row["kl"]},
+                "samples": result["conversations"],
                 "window": ran.recent,
                 **_source(result),
             }

@@ -158,8 +158,8 @@ def measure(talks: list[Talk], rows: Mapping[str, CacheSpec], impl: str = "auto"
         *(
             {"row": name, "failed": failed[name]}
             if name in failed
-            else found[name].row(name, counts)
-            for name in rows
+            else found[name].row(name, counts) | {"spec": spec.to_dict()}
+            for name, spec in rows.items()
         ),
     ]
 

@@ -45,6 +45,20 @@ def test_a_loss_is_of_the_most_samples_then_of_the_longest_window() -> None:
     assert (found["samples"], found["window"], found["commit"]) == (20, 64, "abcdef0123")
 
 
+def talks(model: str, window: int) -> dict:
+    spec = SPEC.replace(recent=window).to_dict()
+    rows = [{"row": "16 bit", "accuracy": 0.5}, {"row": "x", "accuracy": 0.25, "kl": 0.125}]
+    rows = [rows[0], {**rows[1], "spec": spec}, {"row": "failed", "failed": "why"}]
+    name = "duotone.conversation/1"
+    return {"schema": name, "model": model, "conversations": 9, "rows": rows, **PLACE}
+
+
+def test_conversations_count_for_each_model() -> None:
+    found = losses([talks("a", 128), talks("b", 64), talks("c", 129)], SPEC)
+    assert [one["model"] for one in found] == ["a small a", "a small b"]
+    assert {(x["value"], x["reference"], x["kl"]["value"]) for x in found} == {(0.25, 0.5, 0.125)}
+
+
 def test_rows_of_other_codes_longer_windows_and_former_fields_do_not_count() -> None:
     assert losses([task(129, 9)], SPEC) == []
     assert losses([task(128, 9, ranges="run")], SPEC) == []

@@ -62,6 +62,7 @@ def test_rows_lose_by_their_codes_and_hold_their_bytes() -> None:
     plain, exact, kivi, mixed, refused = conversation.measure([told], rows)
     assert exact["kl"] < 1e-9 < min(kivi["kl"], mixed["kl"])
     assert plain["accuracy"] == exact["accuracy"]
+    assert mixed["spec"] == rows["duotone-mixed@2"].to_dict()
     assert plain["tokens"] == [
         sum(both) for both in zip(plain["tokens_pictures"], plain["tokens_text"], strict=True)
     ]
