@@ -53,17 +53,17 @@ _UNIFORM = {"energies": (0.0, 0.0), "gains": (1.0, 1.0), "levels": "uniform"}
 # More of K's channels have codes in front, fewer of V's. All of K's have some in the background of
 # the first packed layer, with a gain above its least squares.
 _FINER_FRONT = ((4, 1 / 8), (2, 1 / 2), (1, 1 / 4))
-_FIRST_OF_2 = Part(((2, 1 / 2), (1, 1 / 2)), _SIGNS.value)
 _FINER_1 = Parts(
     Part(_FINER_FRONT, ((2, 1 / 2), (1, 1 / 4))),
     Part(((4, 1 / 8), (2, 3 / 8)), _SIGNS.value),
     0.37,
     short=(60, 0.12),
     gains=("fit", 1.2),
-    first=_FIRST_OF_2,
+    first=Part(((2, 1 / 2), (1, 1 / 2)), _SIGNS.value),
     first_gains=(1.2, 1.2),
 )
 _LESS_OF_K = Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 8)), _FINER_1.front.value)
+_LESS_OF_V = Part(_FINER_FRONT, ((2, 1 / 4), (1, 1 / 2)))
 _AS_SHARP = Part(_SHARP.front.key, _FINER_1.front.value)
 # All of K's channels have 2 bits in the background of the first packed layer.
 _FINER_2 = replace(_FINER_1, short=(60, 0.08), first=Part(2, _SIGNS.value), first_gains=(1.1, 1.2))
@@ -71,12 +71,7 @@ _FINER_2_LESS_K = replace(_FINER_2, front=_LESS_OF_K, share=0.43, short=(60, 0.1
 _FINER = {
     "finer, .37 and .12": _FINER_1,
     "finer, less K, .44 and .14": replace(_FINER_1, front=_LESS_OF_K, share=0.44, short=(60, 0.14)),
-    "finer, less V, .48 and .14": replace(
-        _FINER_1,
-        front=Part(_FINER_FRONT, ((2, 1 / 4), (1, 1 / 2))),
-        share=0.48,
-        short=(60, 0.14),
-    ),
+    "finer, less V, .48 and .14": replace(_FINER_1, front=_LESS_OF_V, share=0.48, short=(60, 0.14)),
     "finer, K as sharp, .44 and .16": replace(
         _FINER_1, front=_AS_SHARP, share=0.44, short=(60, 0.16)
     ),
@@ -84,10 +79,7 @@ _FINER = {
     "finer, first K 2 bits, less K, .43 and .1": _FINER_2_LESS_K,
     "finer, first K 2 bits, less K, gain 1.15": replace(_FINER_2_LESS_K, first_gains=(1.15, 1.2)),
     "finer, first K 2 bits, less V, .49 and .1": replace(
-        _FINER_2,
-        front=Part(_FINER_FRONT, ((2, 1 / 4), (1, 1 / 2))),
-        share=0.49,
-        short=(60, 0.1),
+        _FINER_2, front=_LESS_OF_V, share=0.49, short=(60, 0.1)
     ),
     "sharp, first 2 bits, .37 and .1": replace(
         _FINER_1, front=Part(_SHARP.front.key, _MILD.value), share=0.37, short=(60, 0.1)

@@ -39,6 +39,16 @@ def test_long_spans_fill_tiles_in_front(bits: int) -> None:
         assert abs(front - spec.foreground * tokens) <= 32
 
 
+def test_the_first_packed_layer_has_a_background_of_its_own() -> None:
+    spec = scheme("duotone", bits=1)
+    first, second = (spec.at_layer(layer).background for layer in (0, 1))
+    assert (first.key.bits, first.key.classes, first.key.gain) == (2, None, 1.1)
+    assert (first.value, second) == (spec.background.value, spec.background)
+    assert second.key.gain == "fit"
+    other = replace(PARTS[1], first_gains=None).spec.at_layer(0).background
+    assert (other.key.gain, other.value.gain) == PARTS[1].gains
+
+
 def test_parts_without_a_back_are_whole_spans() -> None:
     spec = Parts(Part(2, ((4, 1 / 2), (1, 1 / 2))), gains=("fit", 1.2)).spec
     assert (spec.background, spec.layers) == (None, ())

@@ -228,6 +228,13 @@ def test_bits_of_spans_have_bounds() -> None:
     assert sum(within_bounds(spec, 1) for spec in known.values()) >= 3
 
 
+def test_the_page_of_schemes_has_todays_bits() -> None:
+    page = (REPOSITORY / "docs" / "schemes.md").read_text(encoding="utf-8")
+    for tokens, verb in ((49, " holds"), (256, "")):
+        found = [f"{span_bits(scheme('duotone', bits=bits), tokens):.2f}" for bits in range(1, 5)]
+        assert f"of {tokens} tokens{verb} {', '.join(found[:3])} or {found[3]}" in page
+
+
 @pytest.mark.parametrize(
     ("bits", "name"),
     [
