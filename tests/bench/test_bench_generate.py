@@ -87,7 +87,7 @@ def test_weights_are_quantized_for_the_rows_that_ask_for_it() -> None:
     ]
 
 
-def test_made_up_bases_are_for_random_weights() -> None:
+def test_random_bases_are_for_random_weights() -> None:
     (row,) = measured(*TINY, *rows("calibrated@1"))["rows"]
     assert row["cache_bytes"] < row["cache_bytes_16_bit"]
     asked = ("--model", "duotone-tiny", *SMALL, *rows("calibrated@1"))

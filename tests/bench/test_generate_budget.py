@@ -18,7 +18,7 @@ from duotone.bench.generate import Bench, Load, Subject
 from duotone.bench.generate_budget import STEPS, Answers, BudgetBench
 from duotone.bench.generate_rows import CALIBRATED, PLAIN, STATIC, Row
 from duotone.bench.sequences import Steps, copies, go_on, read
-from duotone.calibrate.made_up import made_up
+from duotone.calibrate.random_bases import random_bases
 from duotone.hf.graphs import decode_steps
 from duotone.inference.random_models import SHAPES, random_model, tiled_prompt
 
@@ -199,7 +199,7 @@ def test_steps_of_ours_are_replays(double: type[ReplayDouble], model: Any) -> No
 def test_a_calibrated_spec_is_replayed(
     double: type[ReplayDouble], model: Any, tmp_path: Path
 ) -> None:
-    spec = made_up(model, tmp_path / "bases.safetensors")
+    spec = random_bases(model, tmp_path / "bases.safetensors")
     row = Row(CALIBRATED, CALIBRATED, spec)
     steps = go_on(model, row, read(model, row, prompt(model)), 2, 20, 20)
     assert steps.eager is None

@@ -9,7 +9,7 @@ from duotone.bench.budget import attempt, memory_limit, release
 from duotone.bench.generate import Bench, Load, Subject
 from duotone.bench.generate_budget import Answers, BudgetBench
 from duotone.bench.generate_rows import CALIBRATED, Row
-from duotone.calibrate.made_up import made_up
+from duotone.calibrate.random_bases import random_bases
 from duotone.inference.random_models import random_model, tiled_prompt
 
 pytestmark = pytest.mark.gpu
@@ -19,12 +19,12 @@ CUDA, BUDGET = torch.device("cuda"), 200 * 10**6
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> BudgetBench:
     model = random_model("tiny", CUDA, torch.bfloat16)
-    file: Path = tmp_path_factory.mktemp("bases") / "made-up.safetensors"
+    file: Path = tmp_path_factory.mktemp("bases") / "random.safetensors"
 
     def prompts(visual: int, text: int) -> tuple[dict, None]:
         return tiled_prompt("tiny", model, 1, visual // 16, text), None
 
-    inputs, calibrated = prompts(320, 128)[0], lambda: made_up(model, file)
+    inputs, calibrated = prompts(320, 128)[0], lambda: random_bases(model, file)
     subject = Subject("tiny", model, inputs, calibrated=calibrated)
     return BudgetBench(Bench(subject, Load(1, 448, 60)), prompts, Answers(320, new=60))
 

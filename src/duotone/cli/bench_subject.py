@@ -12,7 +12,7 @@ from .common import load_model, say
 
 @contextmanager
 def subject(name: str, device: Any, load: Any) -> Iterator[Any]:
-    """The model of a name, and its prompt; inside, files of made-up bases are kept for it."""
+    """The model of a name, and its prompt; inside, files of random bases are kept for it."""
     import torch
 
     from duotone.bench.generate import Subject
@@ -88,12 +88,12 @@ def _calibrated(model: Any, folder: Path) -> Callable[[], Any]:
 
     They are drawn once for each fingerprint, which bases carry and quantized weights change.
     """
-    from duotone.calibrate.made_up import made_up
+    from duotone.calibrate.random_bases import random_bases
     from duotone.hf.model.fingerprint import fingerprint
 
     @cache
     def spec_of(name: str) -> Any:
-        return made_up(model, folder / f"{name}.safetensors")
+        return random_bases(model, folder / f"{name}.safetensors")
 
     return lambda: spec_of(fingerprint(model))
 

@@ -23,7 +23,7 @@ from .settings import Settings
 FALL, BACKGROUND = 1e-3, 0.1
 
 
-def made_up(model: Any, file: str | Path, settings: Settings | None = None) -> CacheSpec:
+def random_bases(model: Any, file: str | Path, settings: Settings | None = None) -> CacheSpec:
     """A calibrated spec for a model, whose random orthogonal bases are written to `file`.
 
     Widths are `allocate`'s for variances that fall geometrically, alike in all layers.
