@@ -43,6 +43,15 @@ def test_errors_of_coefficients_are_errors_in_the_metric():
     torch.testing.assert_close((error @ basis).square().sum(-1), cost)
 
 
+def test_much_regularization_makes_bases_orthogonal():
+    metric = moments(2, 16, tokens=100)
+    _, basis = klt(moments(2, 16, tokens=100), metric, 1e9)
+    level = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    torch.testing.assert_close(
+        basis.transpose(-1, -2) @ basis, level * torch.eye(16, dtype=torch.float64)
+    )
+
+
 def test_coefficients_are_uncorrelated_with_the_spectrum_as_variances():
     covariance = moments(2, 16, tokens=100)
     spectrum, basis = klt(covariance, moments(2, 16, tokens=100), 0.05)

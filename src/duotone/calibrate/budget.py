@@ -7,10 +7,10 @@ from typing import Any
 
 from . import transform
 from .settings import PLAIN_BITS, SMALL_BITS, TENSOR_WEIGHTS, part_weights
-from .transform import Classes, Name, allocate
+from .transform import Classes, Name, allocate, least_bits
 
 EXPONENT_BITS = 16  # of a part, which its scales and its zero_points of 8 bits share
-LEAST = 1e-6  # bits per number
+HALVINGS = 12  # of a range of bits
 
 
 def widths_of(
@@ -19,12 +19,14 @@ def widths_of(
     shares: Mapping[str, float],
     layers: Sequence[float] | None = None,
     tokens: float | None = None,
+    true_bits: float | None = None,
 ) -> dict[Name, Classes]:
     """Classes of every tensor by `allocate`.
 
     bits: of codes, mean per number. shares: of the tokens, by part. layers: factors of the layers'
     errors; None: 1. tokens: mean of a span whose parameters have 8 bits. Codes then get what is
     left of the true bits that `bits` would take beside parameters of 16. None: codes get `bits`.
+    true_bits: of codes and parameters at these tokens, in place of `bits`.
     """
     parts = part_weights(shares)
     layers = layers or [1.0] * (1 + max(name[0] for name in spectra))
@@ -34,23 +36,27 @@ def widths_of(
     def allocated(codes: float) -> dict[Name, Classes]:
         return allocate(spectra, min(codes, transform.WIDTHS[-1]), weights, each)
 
-    found = allocated(bits)
     if tokens is None:
-        return found
-    exponents = EXPONENT_BITS / len(next(iter(spectra.values())))
+        return allocated(bits)
+    channels = len(next(iter(spectra.values())))
 
     def small(found: Mapping[Name, Classes]) -> float:
-        return parameter_bits(found, shares, tokens, SMALL_BITS, exponents)
+        return parameter_bits(found, shares, tokens, SMALL_BITS, EXPONENT_BITS / channels)
 
-    allowed = bits + parameter_bits(found, shares, tokens, PLAIN_BITS)
-    codes = max(bits, allowed - small(found))
-    while True:
-        found = allocated(codes)
-        # More channels with codes have more scales.
-        excess = codes + small(found) - allowed
-        if excess < LEAST or codes <= bits:
-            return found
-        codes = max(bits, codes - excess)
+    least = bits if true_bits is None else least_bits(channels)
+    found = allocated(least)
+    if true_bits is None:
+        true_bits = bits + parameter_bits(found, shares, tokens, PLAIN_BITS)
+    # More codes, more channels with scales: the sum rises with the codes.
+    low, high = least, max(least, true_bits)
+    for _ in range(HALVINGS):
+        codes = (low + high) / 2
+        tried = allocated(codes)
+        if codes + small(tried) <= true_bits:
+            low, found = codes, tried
+        else:
+            high = codes
+    return found
 
 
 def parameter_bits(

@@ -42,7 +42,7 @@ def random_bases(model: Any, file: str | Path, settings: Settings | None = None)
     draw = torch.Generator().manual_seed(0)
     key, value = (_orthogonal(size, draw) for _ in range(2))
     Bases(key, value, {"fingerprint": fingerprint(model), **facts.signature()}).save(file)
-    spec = spec_with(facts, widths_of(spectra, settings.bits, parts), str(file), settings)
+    spec = spec_with(facts, widths_of(spectra, settings.code_bits, parts), str(file), settings)
     check_spec(facts, spec)
     return spec
 

@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+import duotone
 from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.model.fingerprint import fingerprint
 from duotone.hf.model.spec_checks import check_no_states, check_spec
 from duotone.loading import Loaded
+from duotone.planning.memory import plan
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference
 from duotone.quant.layer_rules import layer_rules
@@ -78,7 +80,7 @@ class Learned:
 
     moments: by layer. units: squared error at the attention's output per unit of coefficients'
     squares, by layer and tensor. shares: of the tokens, by part. spectra: mean over kv heads of the
-    sorted variances of spans, in these units, by layer, tensor and part.
+    sorted variances of spans, in these units, by layer, tensor and part. facts: of the model.
     """
 
     moments: list[LayerMoments]
@@ -86,11 +88,21 @@ class Learned:
     units: dict[tuple[int, str], Units]
     shares: dict[str, float]
     spectra: dict[Name, Spectrum]
+    facts: ModelFacts
 
     def widths(self, settings: Settings) -> dict[Name, Classes]:
         """Classes of every tensor, all layers under one budget."""
-        tokens = None if "text" in self.shares else self.span_tokens
-        return widths_of(self.spectra, settings.bits, self.shares, self.weights, tokens)
+        given = (self.spectra, settings.code_bits, self.shares, self.weights)
+        if "text" in self.shares:
+            return widths_of(*given)
+        true_bits = self.preset_bits if settings.bits is None else None
+        return widths_of(*given, self.span_tokens, true_bits)
+
+    @property
+    def preset_bits(self) -> float:
+        """True bits of `duotone@1` at these spans."""
+        preset, tokens = duotone.scheme("duotone", bits=1), max(1, round(self.span_tokens))
+        return plan(self.facts, preset, visual_tokens=tokens).bits_per_element
 
     @property
     def weights(self) -> list[float]:
@@ -127,7 +139,7 @@ def learn(
     shares = settings.parts(facts.is_multimodal)
     variances = gather_profiles(model, batches, bases, shares, settings.group, second)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(variances.items())}
-    return Learned(moments, bases, units, shares, spectra)
+    return Learned(moments, bases, units, shares, spectra, facts)
 
 
 def check_settings(model: Any, settings: Settings) -> None:

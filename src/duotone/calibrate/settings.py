@@ -35,17 +35,18 @@ class Settings:
     """Choices of a calibration.
 
     bits: of codes beside parameters of 16 bits, mean over the channels and tokens of all layers' K
-    and V. Parameters of visual spans have 8 bits, and what that saves goes to codes.
-    regularization: of the metrics, see `klt`. The default is best where a model is used on other
-    data than the calibration data; on the same data, 0.1 is better (docs/calibrate.md).
+    and V. Parameters of visual spans have 8 bits, and what that saves goes to codes. None: as many
+    true bits as `duotone@1` takes at the samples' spans; 1 of a text stream.
+    regularization: of the metrics, see `klt`. With the default bases are all but orthogonal, which
+    is best on the models of `training.zoo` (docs/calibrate.md).
     foreground: share of a visual span's tokens that get codes of their own, None: no background.
     group, recent: of a text stream, tokens that are packed together, and those at its end that stay
     in 16 bit. gain: of V's levels; None: a constant, or "fit" where spans are whole and the samples
     prefer it (`gains`).
     """
 
-    bits: float = 1.0
-    regularization: float = 1.0
+    bits: float | None = None
+    regularization: float = 100.0
     foreground: float | None = 0.45
     group: int = 128
     recent: int = 128
@@ -63,7 +64,12 @@ class Settings:
             raise ValueError(
                 f"group must be >= 1 and recent >= 0, got {self.group} and {self.recent}"
             )
-        allocate({(0, "key", "visual"): torch.ones(head_dim)}, self.bits)
+        allocate({(0, "key", "visual"): torch.ones(head_dim)}, self.code_bits)
+
+    @property
+    def code_bits(self) -> float:
+        """`bits`, about 1 where a preset says how many."""
+        return 1.0 if self.bits is None else self.bits
 
     def parts(self, multimodal: bool) -> dict[str, float]:
         """{policy of a `CacheSpec`: its share of the tokens}."""
@@ -81,7 +87,7 @@ class Settings:
         value, gains = (PARTED_VALUE, PARTED_GAINS) if parted else (WHOLE_VALUE, WHOLE_GAINS)
         if self.gain is not None:
             return value.replace(gain=self.gain)
-        gain = next((gain for most, gain in gains.items() if self.bits <= most), 1.0)
+        gain = next((gain for most, gain in gains.items() if self.code_bits <= most), 1.0)
         return value.replace(gain=gain)
 
     def to_dict(self) -> dict[str, Any]:

@@ -37,16 +37,17 @@ def klt(
 ) -> tuple[Float[Tensor, "*b channels"], Matrices]:
     """(spectrum, falling; E) of covariances S in metrics M, in float64.
 
-    C = M + regularization m I with m the mean diagonal of M; a metric of zeros
-    counts as the identity. The inverse of E is U^T A^-1. Of few tokens S has no full rank; the
-    spectrum then ends in zeros, and E is regular all the same.
+    C = (M + regularization m I) / (1 + regularization) with m the mean diagonal of M, so all C have
+    one trace. A metric of zeros counts as the identity. The more regularization, the closer E comes
+    to sqrt(m) times an orthogonal matrix. The inverse of E is U^T A^-1. Of few tokens S has no full
+    rank; the spectrum then ends in zeros, and E is regular all the same.
     """
     covariance, metric = _symmetric(covariance), _symmetric(metric)
     identity = torch.eye(metric.shape[-1], dtype=metric.dtype, device=metric.device)
     level = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     metric = torch.where(level > 0, metric, identity)
     level = torch.where(level > 0, level, torch.ones_like(level))
-    root = _root(metric + regularization * level * identity)
+    root = _root((metric + regularization * level * identity) / (1 + regularization))
     spectrum, vectors = torch.linalg.eigh(_symmetric(root @ covariance @ root))
     return spectrum.flip(-1).clamp(min=0), root @ vectors.flip(-1)
 
@@ -110,6 +111,11 @@ class _Filling:
         return torch.where(allowed, saved / torch.where(allowed, costs, 1.0), 0.0), costs
 
 
+def least_bits(channels: int) -> float:
+    """Fewest bits per number of `allocate`: a unit of every tensor has codes."""
+    return WIDTHS[1] * unit_sizes(channels)[0] / channels
+
+
 def allocate(
     spectra: Mapping[Name, Float[Tensor, " channels"]],
     mean_bits: float,
@@ -126,7 +132,7 @@ def allocate(
     """
     channels = _channels(spectra)
     sizes = unit_sizes(channels)
-    floor = WIDTHS[1] * sizes[0] / channels
+    floor = least_bits(channels)
     if not floor <= mean_bits <= WIDTHS[-1]:
         raise ValueError(
             f"bits per channel must lie in [{floor:g}, {WIDTHS[-1]}]: {sizes[0]} channels of every "

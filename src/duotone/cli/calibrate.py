@@ -38,14 +38,15 @@ def command(
         ),
     ] = None,
     bits: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--bits",
             "-b",
             help="Code bits per number, mean over all K and V, beside scales of 16 bits. Pictures "
             "have scales of 8 bits, and more for codes.",
+            show_default="the true bits of duotone@1; 1 for text",
         ),
-    ] = 1.0,
+    ] = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -59,10 +60,10 @@ def command(
     regularization: Annotated[
         float,
         typer.Option(
-            help="Weight of the identity in the error metric: 1 for use on any data, 0.1 on data "
-            "like the calibration's."
+            help="Weight of the identity in the error metric, against the model's own: 0.1 for use "
+            "on data like the calibration's."
         ),
-    ] = 1.0,
+    ] = 100.0,
     recent: Annotated[
         int, typer.Option(help="Tokens at the end of a text model's stream that stay in 16 bit.")
     ] = 128,
