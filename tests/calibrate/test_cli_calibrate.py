@@ -6,9 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 from cli_runs import error_of, run
+from safetensors.torch import load_file
 
 from duotone.calibrate import Settings
 from duotone.cli.calibrate import command
+from duotone.loading import Loaded
+from duotone.models import duotone_tiny_path
+from tiny_text import text_model
+from tiny_vlm import WORDS, TinyProcessor, tiny_model
 
 SMALL = ("--task", "documents", "-n", "1", "--heldout", "1", "--device", "cpu")
 REFUSED = {
@@ -19,7 +24,6 @@ REFUSED = {
     "a task twice": ((*SMALL, "--task", "documents"), "tasks must have different names"),
     "a text that is no file": (("--task", "nothing.txt"), "must be an existing file"),
     "no tensors": (("--task", "nothing.safetensors"), "No such file or directory: nothing"),
-    "another model without samples": (("some/model",), "must be named for 'some/model'"),
 }
 
 
@@ -90,3 +94,61 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     cut = run("calibrate", *SMALL, "-o", tmp_path / "mine")
     assert cut.exit_code not in (0, 2)
     assert not list(tmp_path.iterdir())
+
+
+class AnyWords(TinyProcessor):
+    """A processor that takes words of any letters, as real ones do."""
+
+    def _encode(self, conversation):
+        (message,) = conversation
+        *pictures, text = message["content"]
+        known = [WORDS[3 + len(word) % 20] for word in text["text"].split()]
+        return super()._encode(
+            [message | {"content": [*pictures, text | {"text": " ".join(known)}]}]
+        )
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """Folder of another model than the embedded one, without its weights."""
+    model = tiny_model()
+    model.config.save_pretrained(tmp_path / "tiny")
+    loaded = Loaded("tiny", model, AnyWords())
+    monkeypatch.setattr("duotone.loading.load", lambda name, device: loaded)
+    return tmp_path / "tiny"
+
+
+def test_another_model_needs_no_samples(tiny, tmp_path):
+    small = ("-n", "4", "--device", "cpu")
+    result = run("calibrate", tiny, *small, "-o", tmp_path / "mine")
+    assert result.exit_code == 0, result.output
+    assert "on 8 held-out samples (made-up)" in result.stdout
+    report = json.loads((tmp_path / "mine.report.json").read_text())
+    (source,) = report["header"]["data"]
+    assert (source["task"], source["samples"]) == ("made-up", 4)
+    assert source["rows"] == ["made_up-2000000000", "made_up-2000000003"]
+    assert source["heldout"]["rows"] == [0, 7]
+    named = run("calibrate", tiny, "--task", "made-up", *small, "-o", tmp_path / "named")
+    assert named.exit_code == 0, named.output
+    files = [tmp_path / f"{name}.safetensors" for name in ("mine", "named")]
+    assert bases_of(files[0]) == bases_of(files[1])
+
+
+def bases_of(file):
+    return {name: tensor.tolist() for name, tensor in load_file(file).items()}
+
+
+def test_a_real_processor_takes_made_up_samples(tmp_path):
+    small = ("-n", "1", "--heldout", "0", "--device", "cpu", "--json")
+    result = run("calibrate", duotone_tiny_path(), *small, "-o", tmp_path / "mine")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["header"]["data"][0]["task"] == "made-up"
+
+
+@pytest.mark.parametrize("named", [(), ("--task", "made-up")])
+def test_a_text_model_is_refused_by_its_config(named, tmp_path, monkeypatch):
+    monkeypatch.setattr("duotone.loading.load", lambda *_: pytest.fail("the model was loaded"))
+    text_model().config.save_pretrained(tmp_path / "words")
+    refused = error_of("calibrate", tmp_path / "words", *named, "-o", tmp_path / "mine")
+    assert "made-up samples are pictures" in refused
+    assert "a 'llama' for text only. Give a text: --task text.txt" in refused

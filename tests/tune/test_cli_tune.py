@@ -27,6 +27,7 @@ REFUSED = {
     "too few samples": (("documents", "-n", "0", "-b", "1.3"), "at least one sample"),
     "an unknown sampler": ((*SMALL, "-b", "1.3", "--sampler", "grid"), "sampler must be one of"),
     "a task twice": (("documents", "documents", "-b", "1.3"), "different names"),
+    "made-up samples": (("made-up", "-b", "1"), "made-up samples have no answers"),
     "another model without samples": (("-b", "1", "--model", "some/model"), "must be named"),
 }
 

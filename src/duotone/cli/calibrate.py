@@ -1,4 +1,4 @@
-"""`duotone calibrate`: bases for K and V from one's own model and samples, and a spec of them."""
+"""`duotone calibrate`: bases for K and V from one's own model, and a spec of them."""
 
 import shlex
 import sys
@@ -80,7 +80,8 @@ def command(
 ) -> None:
     """Find the bases in which a model's K and V take few bits; write them with a spec.
 
-    Reads the tasks' calibration samples and answers them in 16 bit. K of the visual tokens (of all
+    Reads calibration samples and answers them in 16 bit. Without --task, a model with pictures gets
+    made-up samples: noise, drawn pictures, random words. K of the visual tokens (of all
     tokens in a text model) is decorrelated in the metric of the queries after them. V is
     decorrelated in the metric of the output projection. A picture's salient tokens are stored
     separately from its background. Bits go where they save most error, in all layers together.
@@ -94,6 +95,8 @@ def command(
 
       duotone calibrate -o mine
 
+      duotone calibrate OpenGVLab/InternVL3-1B-hf -o mine
+
       duotone calibrate OpenGVLab/InternVL3-1B-hf --task mine.jsonl --samples 32 --bits 1 -o mine
 
       duotone compare --scheme mine.json
@@ -101,7 +104,7 @@ def command(
     from duotone.calibrate import Settings, calibrate, check_files, compare, write
 
     settings = Settings(bits, regularization, foreground or None, group, recent)
-    tasks = sampled_tasks(task, model, samples, context)
+    tasks = sampled_tasks(task, model, samples, context, made_up=True)
     files = check_files(out)
     sizes = {"samples": samples, "batch_size": batch_size}
     sizes["heldout"] = max(3, HELD_OUT // len(tasks)) if heldout is None else heldout

@@ -38,9 +38,9 @@ DataOption = Annotated[
     typer.Option(
         "--task",
         "-t",
-        help="captions, documents, sequences; a .jsonl file of your own, a .txt file, or a "
-        ".safetensors file of embeddings; repeat for more.",
-        show_default="the embedded tasks",
+        help="captions, documents, sequences, made-up; a .jsonl file of your own, a .txt file, or "
+        "a .safetensors file of embeddings; repeat for more.",
+        show_default="the embedded model's first three, another model's made-up",
     ),
 ]
 ContextOption = Annotated[int, typer.Option(min=1, help="Tokens of a stretch of a .txt file.")]

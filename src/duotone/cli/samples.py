@@ -9,25 +9,51 @@ TEXT, TENSORS = ".txt", ".safetensors"
 
 
 def named_tasks(
-    names: list[str] | None, model: str | None, context: int | None = None
+    names: list[str] | None,
+    model: str | None,
+    context: int | None = None,
+    *,
+    made_up: bool = False,
 ) -> list[Any]:
     """Tasks by name; without names the embedded tasks, which only the embedded model answers.
 
     context: tokens of a stretch of a .txt file. Without it, no text and no tensors are taken.
+    made_up: take made-up samples, too; they are other models' where none are named.
     """
     from duotone.loading import EMBEDDED
-    from duotone.tasks import get_task
+    from duotone.tasks import MADE_UP
 
-    if not names and model not in (None, EMBEDDED):
+    own = {MADE_UP.name: MADE_UP} if made_up else {}
+    others = EMBEDDED_TASKS if model in (None, EMBEDDED) else own
+    if not names and not others:
         raise ValueError(
             f"samples of your own must be named for {model!r}: a .jsonl file of "
             '{"images": [...], "question": ..., "answers": [...]}, or a task'
         )
-    tasks = [_from_file(name, context) or get_task(name) for name in names or EMBEDDED_TASKS]
+    tasks = [own.get(name) or _task(name, context) for name in names or others]
     known = [task.name for task in tasks]
     if len(set(known)) < len(known):
         raise ValueError(f"tasks must have different names, got {known}")
+    if MADE_UP in tasks:
+        _check_pictured(model)
     return tasks
+
+
+def _check_pictured(model: str | None) -> None:
+    """Raise ValueError for a model without pictures, by its configuration alone."""
+    from duotone.loading import image_token_ids, load_config
+
+    if not image_token_ids(config := load_config(model)):
+        raise ValueError(
+            f"made-up samples are pictures, for a model that takes some; got {model!r}, a "
+            f"{config.model_type!r} for text only. Give a text: --task text.txt"
+        )
+
+
+def _task(name: str, context: int | None) -> Any:
+    from duotone.tasks import get_task
+
+    return _from_file(name, context) or get_task(name)
 
 
 def _from_file(name: str, context: int | None) -> Any:
@@ -44,10 +70,15 @@ def _from_file(name: str, context: int | None) -> Any:
 
 
 def sampled_tasks(
-    names: list[str] | None, model: str | None, samples: int, context: int | None = None
+    names: list[str] | None,
+    model: str | None,
+    samples: int,
+    context: int | None = None,
+    *,
+    made_up: bool = False,
 ) -> list[Any]:
     """Tasks by name that have so many samples."""
-    tasks = named_tasks(names, model, context)
+    tasks = named_tasks(names, model, context, made_up=made_up)
     for task in tasks:
         task.check_samples(samples)
     return tasks

@@ -4,11 +4,12 @@ Knows no model, no cache and no other room of duotone.
 """
 
 from .pictures import open_picture
-from .registry import TASKS, folder_task, get_task
+from .registry import MADE_UP, TASKS, folder_task, get_task
 from .task import METRICS, Example, Task
 from .text import Passages, read_passages
 
 __all__ = [
+    "MADE_UP",
     "METRICS",
     "TASKS",
     "Example",

@@ -63,6 +63,14 @@ TASKS: dict[str, Task] = {
     ),
 }
 
+# No member of TASKS: nobody knows right answers. A calibration takes the model's own.
+MADE_UP = Task(
+    name="made-up",
+    source=SyntheticSource("made_up"),
+    metrics=("accuracy",),
+    headline="accuracy",
+    max_new_tokens=32,
+)
 
 # Tasks of lm-eval by the names that earlier versions had for them, LongBench's by their start.
 LM_EVAL_TASKS = {"gsm8k": "gsm8k_cot", "truthfulqa": "truthfulqa_gen"}
@@ -84,12 +92,17 @@ def get_task(name: str) -> Task:
             "then with duotone.enable(model, spec): lm_eval.simple_evaluate(HFLM(pretrained=model, "
             f"tokenizer=tokenizer), tasks=[{theirs!r}]) (docs/evaluating.md)"
         )
+    if name == MADE_UP.name:
+        raise ValueError(
+            f"samples must have answers here, got {name!r}: made-up samples have no answers, "
+            f"duotone calibrate alone takes these. Give one of {sorted(TASKS)} or a .jsonl file"
+        )
     if name in TASKS:
         return TASKS[name]
     if name.endswith(".jsonl"):
         return folder_task(name)
     known = [*TASKS, "perplexity"]
-    near = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
+    near = difflib.get_close_matches(name, [*known, MADE_UP.name], n=2, cutoff=0.4)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise ValueError(
         f"a task must be one of {sorted(known)} or the path of a .jsonl file, got {name!r}{hint}"

@@ -45,6 +45,9 @@ Scorer = Callable[[Sequence[Example], Sequence[str]], dict[str, Score]]
 
 
 def _answers(examples: Sequence[Example]) -> list[tuple[str, ...]]:
+    """Accepted answers of every example. Errors: ValueError where one has none."""
+    if bare := [example.name for example in examples if not example.answers]:
+        raise ValueError(f"scored examples must have answers, got none for {bare[0]!r}")
     return [example.answers for example in examples]
 
 

@@ -50,7 +50,8 @@ class Verdict:
 
     kept: label of the spec to use. rival: the preset nearest to 16 bit at no more than `limit` true
     bits, None where no preset takes so few. ratio: KL of the found spec over the rival's, paired
-    by samples. asked: the found spec is kept whatever was measured. others: all other presets.
+    by samples. tasks: the samples' names. asked: the found spec is kept whatever was measured.
+    others: all other presets.
     """
 
     found: Candidate
@@ -58,6 +59,7 @@ class Verdict:
     ratio: Interval | None
     limit: float
     samples: int
+    tasks: tuple[str, ...]
     asked: bool = False
     others: tuple[Candidate, ...] = ()
 
@@ -87,6 +89,7 @@ class Verdict:
             "settled": self.is_settled,
             "sentences": self.sentences(),
             "samples": self.samples,
+            "tasks": list(self.tasks),
             "limit_bits": self.limit,
             "found": asdict(self.found),
             "rival": self.rival and asdict(self.rival),
@@ -103,11 +106,12 @@ class Verdict:
         if rival is None:
             return f"No preset takes {self.limit:.2f} true bits or less here: {found.label} stays."
         factor, low, high = self.ratio.value, self.ratio.low, self.ratio.high
+        tasks = ", ".join(self.tasks)
         sure = "" if self.is_settled else ", which the samples do not settle"
         said = (
             f"{found.label}: KL {found.kl:.2g} at {found.bits:.2f} bits; {rival.label}, a preset: "
             f"KL {rival.kl:.2g} at {rival.bits:.2f} bits. Ratio {factor:.2g} ({low:.2g} to "
-            f"{high:.2g}) on {self.samples} held-out samples{sure}."
+            f"{high:.2g}) on {self.samples} held-out samples ({tasks}){sure}."
         )
         if self.is_better:
             return f"{said} {found.label} is {'better' if factor < 1 else 'as near'} and is kept."
@@ -161,7 +165,7 @@ def verdict(
     rival = min(within, key=lambda one: one.kl, default=None)
     ratio = None if rival is None else kl_ratio(rows[label], rows[rival.label])
     samples = sum(len(one.rows) for one in rows[label].values())
-    return Verdict(found, rival, ratio, limit, samples, asked, tuple(known))
+    return Verdict(found, rival, ratio, limit, samples, tuple(rows[label]), asked, tuple(known))
 
 
 def kl_ratio(rows: Rows, others: Rows) -> Interval:

@@ -1,0 +1,66 @@
+"""Pictures and prompts to calibrate any model on: 1/f noise, pictures of other generators.
+
+Nothing is scored: turns have no answers, a calibration takes the model's own.
+"""
+
+from random import Random
+
+import numpy as np
+from PIL import Image
+
+from duotone.tasks.synthetic import documents, scenes, sequences
+from duotone.tasks.synthetic.sample import Sample, Turn
+
+SIDE = 448
+OCTAVES = (2, 4, 8, 16, 32, 64, 128, 256, SIDE)
+CONTRAST = 64  # standard deviation of noise, of 256 levels
+GENERATORS = (documents, scenes, sequences)
+# Letters of a script, and how often a word is of it.
+SCRIPTS = {
+    range(0x61, 0x7B): 10,  # Latin
+    range(0x3B1, 0x3CA): 2,  # Greek
+    range(0x430, 0x450): 2,  # Cyrillic
+    range(0x4E00, 0x9FA6): 2,  # CJK
+    range(0x627, 0x63B): 2,  # Arabic
+    range(0x30, 0x3A): 2,  # digits
+}
+
+
+def noise(seed: int) -> Image.Image:
+    """Return random octaves from 2 to 448 cells wide, whose weights fall by one random factor.
+
+    A factor of 1 is 1/f noise, 0.5 is clouds. Colours are between grey and independent channels.
+    """
+    rng, draw = Random(seed), np.random.default_rng(seed)
+    fall, colour = rng.uniform(0.5, 1.0), rng.random()
+    levels = np.zeros((SIDE, SIDE, 3))
+    for i, cells in enumerate(OCTAVES):
+        levels += fall**i * _octave(draw.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+    levels = colour * levels + (1 - colour) * levels[..., :1]
+    levels = 128 + CONTRAST * (levels - levels.mean()) / levels.std()
+    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
+
+
+def _octave(cells: np.ndarray) -> np.ndarray:
+    """Return cells [n, n, 3] as a smooth picture."""
+    return np.asarray(_resized(Image.fromarray(cells)), dtype=np.float64)
+
+
+def _resized(picture: Image.Image) -> Image.Image:
+    return picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+
+
+def words(rng: Random) -> str:
+    """Return 16 to 32 words of 2 to 9 random letters, each of one script, mostly Latin."""
+    scripts = rng.choices(list(SCRIPTS), list(SCRIPTS.values()), k=rng.randint(16, 32))
+    return " ".join("".join(map(chr, rng.choices(s, k=rng.randint(2, 9)))) for s in scripts)
+
+
+def generate(seed: int) -> Sample:
+    """Return noise and words for an even seed, else a picture and a question of a generator."""
+    rng = Random(seed)
+    if seed % 2 == 0:
+        return Sample([noise(seed)], [Turn(words(rng), (), "words")])
+    drawn = GENERATORS[seed // 2 % len(GENERATORS)].generate(seed)
+    question = rng.choice(drawn.turns).question
+    return Sample([_resized(drawn.images[0])], [Turn(question, (), "question")])
