@@ -14,8 +14,9 @@ also have V in 16 bit: `published_bytes` counts its windows and codes as publish
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, DynamicCache
 
 import duotone
+from benchmarks.quality.calibrations import CALIBRATION, without_data
 from benchmarks.quality.talks import Talk, talk, trained_length
 from benchmarks.quality.zoo import _on, ratio
 from duotone import CacheSpec, QuantizedCache
 from duotone.quant.our_schemes import with_pictures
 from duotone.report.provenance import stamp, write_new_json
+from training.zoo.batches import Batch
 from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
 
@@ -88,6 +91,13 @@ def ablations() -> dict[str, CacheSpec]:
         f"{OURS}, no sinks": ours.replace(sink=0),
         "duotone-mixed@2, recent 32": few.replace(recent=32),
     }
+
+
+def made_up(model: Any, batch: Batch, folder: Path) -> dict[str, CacheSpec]:
+    """{label: spec}: the default with pictures by a calibration that had no data."""
+    ours = duotone.scheme("duotone-mixed", bits=4)
+    found = without_data(model, batch, folder).values()
+    return {f"{OURS}, pictures calibrated": with_pictures(ours, spec) for spec in found}
 
 
 SETS = {"default": default, "presets": presets, "rivals": rivals, "ablations": ablations}
@@ -207,6 +217,12 @@ def main() -> None:
     parser.add_argument("--impl", default="auto", help="reference: no kernel has to be compiled")
     parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--made-up",
+        type=int,
+        default=0,
+        help="samples of `duotone calibrate` without data; 0: no row",
+    )
     args = parser.parse_args()
     dtype = torch.float32 if args.device == "cpu" else torch.float16
     model = AutoModelForImageTextToText.from_pretrained(args.zoo / args.model, dtype=torch.float32)
@@ -214,7 +230,13 @@ def main() -> None:
     member, feed = MEMBERS[args.model], Feed("cpu", args.seed, 1)
     made = (talk(member, feed, args.rows, args.parts) for _ in range(args.batches))
     talks = [Talk(model, _on(batch, args.device, dtype)) for batch in made]
-    rows = measure(talks, {k: v for name in args.sets for k, v in SETS[name]().items()}, args.impl)
+    specs = {k: v for name in args.sets for k, v in SETS[name]().items()}
+    with TemporaryDirectory() as folder:
+        if args.made_up:
+            shape = replace(member.shapes[0], rows=args.made_up)
+            batch = _on(Feed("cpu", CALIBRATION, 1).next(shape), args.device, dtype)
+            specs |= made_up(model, batch, Path(folder))
+        rows = measure(talks, specs, args.impl)
     header = {"schema": "duotone.conversation/1", **stamp(torch.device(args.device))}
     lengths = [step.last + 1 for step in talks[0].steps()]
     header |= {"model": args.model, "seed": args.seed, "parts": args.parts, "length": lengths[-1]}

@@ -270,6 +270,7 @@ def main() -> None:
     parser.add_argument(
         "--calibrate", type=int, default=0, help="sequences of `duotone calibrate`; 0: no rows"
     )
+    parser.add_argument("--only", nargs="+", help="rows whose names begin so, in place of all")
     parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -294,6 +295,8 @@ def main() -> None:
         if args.calibrate:
             own = Feed("cpu", CALIBRATION, 1).next(replace(shape, rows=args.calibrate))
             every |= calibrations(model, _on(own, args.device, dtype), Path(folder))
+        if args.only:
+            every = {k: v for k, v in every.items() if k.startswith(tuple(args.only))}
         talks = (Conversation(model, batch) for batch in batches)
         rows = measure(talks, every, args.seconds, args.impl)
     header = {"schema": "duotone.zoo/1", **stamp(torch.device(args.device)), "model": args.model}

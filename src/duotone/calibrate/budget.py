@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import transform
 from .settings import PLAIN_BITS, SMALL_BITS, TENSOR_WEIGHTS, part_weights
-from .transform import Classes, Name, allocate, least_bits
+from .transform import Classes, Name, allocate
 
 EXPONENT_BITS = 16  # of a part, which its scales and its zero_points of 8 bits share
 HALVINGS = 12  # of a range of bits
@@ -19,14 +19,12 @@ def widths_of(
     shares: Mapping[str, float],
     layers: Sequence[float] | None = None,
     tokens: float | None = None,
-    true_bits: float | None = None,
 ) -> dict[Name, Classes]:
     """Classes of every tensor by `allocate`.
 
     bits: of codes, mean per number. shares: of the tokens, by part. layers: factors of the layers'
     errors; None: 1. tokens: mean of a span whose parameters have 8 bits. Codes then get what is
     left of the true bits that `bits` would take beside parameters of 16. None: codes get `bits`.
-    true_bits: of codes and parameters at these tokens, in place of `bits`.
     """
     parts = part_weights(shares)
     layers = layers or [1.0] * (1 + max(name[0] for name in spectra))
@@ -36,23 +34,31 @@ def widths_of(
     def allocated(codes: float) -> dict[Name, Classes]:
         return allocate(spectra, min(codes, transform.WIDTHS[-1]), weights, each)
 
+    found = allocated(bits)
     if tokens is None:
-        return allocated(bits)
-    channels = len(next(iter(spectra.values())))
+        return found
+    exponents = EXPONENT_BITS / len(next(iter(spectra.values())))
 
     def small(found: Mapping[Name, Classes]) -> float:
-        return parameter_bits(found, shares, tokens, SMALL_BITS, EXPONENT_BITS / channels)
+        return parameter_bits(found, shares, tokens, SMALL_BITS, exponents)
 
-    least = bits if true_bits is None else least_bits(channels)
-    found = allocated(least)
-    if true_bits is None:
-        true_bits = bits + parameter_bits(found, shares, tokens, PLAIN_BITS)
     # More codes, more channels with scales: the sum rises with the codes.
-    low, high = least, max(least, true_bits)
+    allowed = bits + parameter_bits(found, shares, tokens, PLAIN_BITS)
+    return most(allocated, lambda codes, it: codes + small(it) <= allowed, bits, max(bits, allowed))
+
+
+def most(
+    allocated: Callable[[float], dict[Name, Classes]],
+    fits: Callable[[float, dict[Name, Classes]], bool],
+    low: float,
+    high: float,
+) -> dict[Name, Classes]:
+    """Classes of the most code bits from `low` to `high` that fit; those of `low`, if none do."""
+    found = allocated(low)
     for _ in range(HALVINGS):
         codes = (low + high) / 2
         tried = allocated(codes)
-        if codes + small(tried) <= true_bits:
+        if fits(codes, tried):
             low, found = codes, tried
         else:
             high = codes

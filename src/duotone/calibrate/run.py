@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,20 +16,20 @@ from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.model.fingerprint import fingerprint
 from duotone.hf.model.spec_checks import check_no_states, check_spec
 from duotone.loading import Loaded
-from duotone.planning.memory import plan
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
+from duotone.quant.accounting import span_bits
 from duotone.quant.bases import Bases, Reference
 from duotone.quant.layer_rules import layer_rules
 from duotone.quant.tensor_spec import FLOAT8_BITS
 from duotone.report.provenance import stamp
 
-from .budget import widths_of
+from .budget import most, widths_of
 from .gains import nearest
 from .lengths import check_lengths
 from .moments import CalibrationBatch, LayerMoments, facts_of, gather_moments
 from .profiles import gather_profiles
 from .settings import Settings
-from .transform import Classes, Name, expected_error, klt
+from .transform import Classes, Name, expected_error, klt, least_bits
 
 PASSES = 2  # over the batches: moments, then profiles
 SUMS = ("key", "value", "query", "output")
@@ -92,17 +93,23 @@ class Learned:
 
     def widths(self, settings: Settings) -> dict[Name, Classes]:
         """Classes of every tensor, all layers under one budget."""
-        given = (self.spectra, settings.code_bits, self.shares, self.weights)
+        codes = partial(widths_of, self.spectra, shares=self.shares, layers=self.weights)
         if "text" in self.shares:
-            return widths_of(*given)
-        true_bits = self.preset_bits if settings.bits is None else None
-        return widths_of(*given, self.span_tokens, true_bits)
+            return codes(settings.code_bits)
+        if settings.bits is not None:
+            return codes(settings.bits, tokens=self.span_tokens)
+        return self._as_large_as_preset(codes, settings)
 
-    @property
-    def preset_bits(self) -> float:
-        """True bits of `duotone@1` at these spans."""
-        preset, tokens = duotone.scheme("duotone", bits=1), max(1, round(self.span_tokens))
-        return plan(self.facts, preset, visual_tokens=tokens).bits_per_element
+    def _as_large_as_preset(self, codes: Callable[[float], Any], settings: Settings) -> Any:
+        """Classes of the most codes whose spans are no larger than those of `duotone@1`."""
+        channels = self.facts.shape.head_dim
+        size = (max(1, round(self.span_tokens)), channels, self.facts.layers)
+        preset = span_bits(duotone.scheme("duotone", bits=1), *size)
+
+        def fits(_: float, classes: Mapping[Name, Classes]) -> bool:
+            return span_bits(spec_with(self.facts, classes, "bases", settings), *size) <= preset
+
+        return most(codes, fits, least_bits(channels), preset)
 
     @property
     def weights(self) -> list[float]:

@@ -11,7 +11,7 @@ from duotone.quant.factors import BALANCED, NORM
 from duotone.quant.grouping import group_sizes
 from duotone.quant.packing import packed_bytes
 from duotone.quant.slots import PARAM_BYTES, has_slot, slot_bytes
-from duotone.quant.spec import TensorSpec
+from duotone.quant.spec import CacheSpec, KVSpec, TensorSpec
 
 
 def tensor_bytes(spec: TensorSpec, tokens: int, channels: int) -> tuple[int, int]:
@@ -76,3 +76,25 @@ def bits_per_element(spec: TensorSpec, tokens: int, channels: int) -> float:
     if tokens < 1 or channels < 1:
         raise ValueError(f"a span needs tokens and channels >= 1; got {tokens} x {channels}.")
     return 8 * sum(tensor_bytes(spec, tokens, channels)) / (tokens * channels)
+
+
+def span_bits(spec: CacheSpec, tokens: int, channels: int, layers: int) -> float:
+    """True bits per number of a visual span of one kv head, mean over layers, parts included.
+
+    Errors: ValueError for a spec without codes of visual tokens.
+    """
+    if not isinstance(spec.visual, KVSpec):
+        raise ValueError(f"true bits of a span need a KVSpec; got visual={spec.visual!r}")
+    each = (_layer_bytes(spec.at_layer(layer), tokens, channels) for layer in range(layers))
+    return 8 * sum(each) / (2 * layers * tokens * channels)
+
+
+def _layer_bytes(spec: CacheSpec, tokens: int, channels: int) -> int:
+    front = tokens if spec.background is None else spec.foreground_of(tokens)
+    parts = [(spec.visual, front), (spec.background, tokens - front)]
+    return sum(
+        sum(tensor_bytes(tensor, count, channels))
+        for part, count in parts
+        if part is not None
+        for tensor in (part.key, part.value)
+    )

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.quality import choose, zoo_tables
-from benchmarks.quality.bounds import span_bits, within_bounds
+from benchmarks.quality.bounds import CHANNELS, LAYERS, within_bounds
 from benchmarks.quality.candidates import CANDIDATES
 from benchmarks.quality.choose import Case
 from benchmarks.quality.zoo import candidates
 from duotone import CacheSpec, KVSpec, LayerRule, TensorSpec, scheme
+from duotone.quant.accounting import span_bits
 
 from paths import REPOSITORY
 
@@ -220,18 +221,20 @@ def test_bits_of_spans_have_bounds() -> None:
     assert all(within_bounds(scheme("duotone", bits=bits), bits) for bits in (1, 2, 4))
     assert not within_bounds(scheme("duotone-whole", bits=1), 1)
     plain = scheme("minmax", bits=1)
-    assert span_bits(plain, 256) == 1.125
+    assert span_bits(plain, 256, CHANNELS, LAYERS) == 1.125
     wider = KVSpec(TensorSpec(2), TensorSpec(2))
-    assert span_bits(plain.replace(layers=(LayerRule(0, 2, visual=wider),)), 256) == 1.125 + 1 / 4
+    ruled = plain.replace(layers=(LayerRule(0, 2, visual=wider),))
+    assert span_bits(ruled, 256, CHANNELS, LAYERS) == 1.125 + 1 / 4
     with pytest.raises(ValueError, match="need a KVSpec"):
-        span_bits(CacheSpec(visual="dense"), 49)
+        span_bits(CacheSpec(visual="dense"), 49, CHANNELS, LAYERS)
     assert sum(within_bounds(spec, 1) for spec in known.values()) >= 3
 
 
 def test_the_page_of_schemes_has_todays_bits() -> None:
     page = (REPOSITORY / "docs" / "schemes.md").read_text(encoding="utf-8")
     for tokens, verb in ((49, " holds"), (256, "")):
-        found = [f"{span_bits(scheme('duotone', bits=bits), tokens):.2f}" for bits in range(1, 5)]
+        each = [scheme("duotone", bits=bits) for bits in range(1, 5)]
+        found = [f"{span_bits(spec, tokens, CHANNELS, LAYERS):.2f}" for spec in each]
         assert f"of {tokens} tokens{verb} {', '.join(found[:3])} or {found[3]}" in page
 
 
