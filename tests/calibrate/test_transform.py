@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duotone.calibrate import transform
-from duotone.calibrate.transform import GAUSSIAN, WIDTHS, allocate, expected_error, klt, unit_sizes
+from duotone.calibrate.transform import (
+    GAUSSIAN,
+    WIDTHS,
+    allocate,
+    expected_error,
+    klt,
+    level_of,
+    outliers,
+    unit_sizes,
+)
 from duotone.quant import TensorSpec
 from duotone.quant.classes import class_counts
 
@@ -50,6 +59,27 @@ def test_much_regularization_makes_bases_orthogonal():
     torch.testing.assert_close(
         basis.transpose(-1, -2) @ basis, level * torch.eye(16, dtype=torch.float64)
     )
+
+
+@pytest.mark.parametrize("regularization", [0.0, 0.5, 100.0])
+def test_units_undo_what_channels_grew_by(regularization):
+    """Channels times 8 whose readers are divided by 8: costs and widths are as before."""
+    covariance, metric = moments(2, 16, tokens=100), moments(2, 16, tokens=100)
+    grown = torch.ones(16, dtype=torch.float64)
+    grown[[3, 11]] = 8
+    costs = []
+    for by in (torch.ones_like(grown), grown):
+        larger, smaller = covariance * by * by[:, None], metric / by / by[:, None]
+        level = level_of(smaller, 1 / by)
+        spectrum, _ = klt(larger, smaller / level[:, None, None], regularization, 1 / by)
+        costs.append(spectrum * level[:, None])
+    torch.testing.assert_close(*costs)
+
+
+def test_outliers_are_channels_far_from_the_median():
+    sizes = torch.tensor([[1.0, 1.0, 1.2, 0.9, 3.9, 0.26, 4.4, 0.1], [0.0] * 8])
+    expected = torch.tensor([[1.0] * 6 + [4.4, 0.1], [1 / 256] * 8])
+    torch.testing.assert_close(outliers(sizes), expected)
 
 
 def test_coefficients_are_uncorrelated_with_the_spectrum_as_variances():

@@ -14,6 +14,7 @@ from torch import Tensor
 import duotone
 from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.model.fingerprint import fingerprint
+from duotone.hf.model.key_scales import key_scales
 from duotone.hf.model.spec_checks import check_no_states, check_spec
 from duotone.loading import Loaded
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
@@ -29,7 +30,7 @@ from .lengths import check_lengths
 from .moments import CalibrationBatch, LayerMoments, facts_of, gather_moments
 from .profiles import gather_profiles
 from .settings import Settings
-from .transform import Classes, Name, expected_error, klt, least_bits
+from .transform import Classes, Name, expected_error, klt, least_bits, level_of, outliers
 
 PASSES = 2  # over the batches: moments, then profiles
 SUMS = ("key", "value", "query", "output")
@@ -142,7 +143,8 @@ def learn(
     moments = gather_moments(model, batches, settings.group, first)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
-    bases, units = bases_of(moments, settings, header)
+    scales = key_scales(model, facts, duotone.scheme("duotone", bits=1))
+    bases, units = bases_of(moments, settings, header, scales)
     shares = settings.parts(facts.is_multimodal)
     variances = gather_profiles(model, batches, bases, shares, settings.group, second)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(variances.items())}
@@ -171,11 +173,18 @@ def _in_unit(profile: Float[Tensor, "kv_heads head_dim"], unit: Units) -> Spectr
 
 
 def bases_of(
-    moments: Sequence[LayerMoments], settings: Settings, header: dict[str, Any]
+    moments: Sequence[LayerMoments],
+    settings: Settings,
+    header: dict[str, Any],
+    scales: Sequence[Tensor | None],
 ) -> tuple[Bases, dict[tuple[int, str], Units]]:
-    """All layers' bases, and the weight of a unit of coefficients' squares, by layer and tensor."""
+    """All layers' bases, and the weight of a unit of coefficients' squares, by layer and tensor.
+
+    scales: sizes of the queries that read each layer's keys [kv_heads, 1, head_dim], by the weights
+    (`hf.model.key_scales`); None: about equal ones.
+    """
     names = [(i, which) for i in range(len(moments)) for which in ("key", "value")]
-    made = {(i, which): _basis(moments[i], which, settings) for i, which in names}
+    made = {(i, which): _basis(moments[i], which, settings, scales[i]) for i, which in names}
     stacked = {
         which: torch.stack([basis for (_, w), (_, basis) in made.items() if w == which]).float()
         for which in ("key", "value")
@@ -197,21 +206,25 @@ def _check_moments(moments: Sequence[LayerMoments], facts: ModelFacts) -> None:
 
 
 def _basis(
-    moments: LayerMoments, which: Literal["key", "value"], settings: Settings
+    moments: LayerMoments, which: Literal["key", "value"], settings: Settings, scales: Tensor | None
 ) -> tuple[Units, Float[Tensor, "kv_heads head_dim head_dim"]]:
     """(weight of a unit at the attention's output, per kv head; E), on the CPU.
 
-    E belongs to the metric with a mean diagonal of 1, so that coefficients stay in the range of
+    E belongs to the metric with a level of 1, so that coefficients stay in the range of
     16-bit scales. The unit is the metric's level and makes all tensors comparable. An error dv in V
     of a token of probability p changes the output by p W_o dv. An error dk in K is ds = sm_scale q
     . dk in the score, and changes the output by p ds W_o (v - o). The mean square of W_o (v - o) is
     tr(M S), with M the metric and S the covariance of V.
     """
     metric = moments.scores if which == "key" else moments.output
-    level = metric.diagonal(dim1=-2, dim2=-1).mean(-1)
+    if which == "key":
+        units = None if scales is None else outliers(scales[:, 0].double())
+    else:
+        units = outliers(metric.diagonal(dim1=-2, dim2=-1).sqrt())
+    level = level_of(metric, units)
     unit_metric = metric / torch.where(level > 0, level, 1.0)[:, None, None]
     covariance = moments.covariance(which)
-    _, basis = klt(covariance, unit_metric, settings.regularization)
+    _, basis = klt(covariance, unit_metric, settings.regularization, units)
     if which == "key":
         level = level * (moments.output * moments.covariance("value")).sum((-2, -1))
         level = level / moments.groups

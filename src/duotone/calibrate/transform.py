@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Matrices = Float[Tensor, "*b channels channels"]
+Channels = Float[Tensor, "*b channels"]
 # (layer, "key" or "value", policy: "visual", "background" or "text").
 Name = tuple[int, str, str]
 Classes = tuple[tuple[int, float], ...]
@@ -30,26 +31,55 @@ WIDTHS = (0, 1, 2, 4)
 GAUSSIAN = {0: 1.0, 1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 8: 4.1e-5}
 # C may not have eigenvalues below this share of its mean one: E has to have an inverse.
 SMALLEST = 1e-6
+# Of a channel's size to the median: from here on it is an outlier, and the smallest unit's inverse.
+FAR, FARTHEST = 4.0, 256.0
+TINY = 1e-30
 
 
 def klt(
-    covariance: Matrices, metric: Matrices, regularization: float
-) -> tuple[Float[Tensor, "*b channels"], Matrices]:
+    covariance: Matrices,
+    metric: Matrices,
+    regularization: float,
+    units: Channels | None = None,
+) -> tuple[Channels, Matrices]:
     """(spectrum, falling; E) of covariances S in metrics M, in float64.
 
-    C = (M + regularization m I) / (1 + regularization) with m the mean diagonal of M, so all C have
-    one trace. A metric of zeros counts as the identity. The more regularization, the closer E comes
-    to sqrt(m) times an orthogonal matrix. The inverse of E is U^T A^-1. Of few tokens S has no full
-    rank; the spectrum then ends in zeros, and E is regular all the same.
+    C = (M + regularization m D) / (1 + regularization) with m the level of M (`level_of`). D is the
+    identity, or diagonal with the squares of `units` over their mean. A metric of zeros counts as
+    D. The more regularization, the closer E comes to an orthogonal matrix of channels in these
+    units. The inverse of E is U^T A^-1. Of few tokens S has no full rank; the spectrum then ends in
+    zeros, and E is regular all the same.
     """
     covariance, metric = _symmetric(covariance), _symmetric(metric)
-    identity = torch.eye(metric.shape[-1], dtype=metric.dtype, device=metric.device)
-    level = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    metric = torch.where(level > 0, metric, identity)
+    floor = torch.diag_embed(_squares(metric, units))
+    level = level_of(metric, units)[..., None, None]
+    metric = torch.where(level > 0, metric, floor)
     level = torch.where(level > 0, level, torch.ones_like(level))
-    root = _root((metric + regularization * level * identity) / (1 + regularization))
+    root = _root((metric + regularization * level * floor) / (1 + regularization))
     spectrum, vectors = torch.linalg.eigh(_symmetric(root @ covariance @ root))
     return spectrum.flip(-1).clamp(min=0), root @ vectors.flip(-1)
+
+
+def level_of(metric: Matrices, units: Channels | None = None) -> Float[Tensor, "*b"]:
+    """Mean cost of an error of one unit in a channel."""
+    return (metric.diagonal(dim1=-2, dim2=-1) / _squares(metric, units)).mean(-1)
+
+
+def outliers(sizes: Channels) -> Channels:
+    """Units of channels: sizes over a head's median where they are far from it, else 1.
+
+    A model may have large K and V in a few channels, and small weights that read these. Orthogonal
+    bases would spend bits on them.
+    """
+    ratio = sizes / sizes.median(-1, keepdim=True).values.clamp_min(TINY)
+    return torch.where((ratio > FAR) | (ratio * FAR < 1), ratio, 1.0).clamp_min(1 / FARTHEST)
+
+
+def _squares(metric: Matrices, units: Channels | None) -> Channels:
+    if units is None:
+        return torch.ones_like(metric.diagonal(dim1=-2, dim2=-1))
+    squares = units.to(metric).square()
+    return squares / squares.mean(-1, keepdim=True)
 
 
 def _symmetric(matrix: Matrices) -> Matrices:

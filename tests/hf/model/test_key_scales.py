@@ -10,8 +10,10 @@ from transformers import PreTrainedModel
 import duotone
 from benchmarks import stress
 from duotone import CacheSpec, KVSpec, LayerRule, QuantizedCache, TensorSpec
+from duotone.calibrate.random_bases import random_bases
 from duotone.hf.model import key_scales as module
 from duotone.hf.model.attentions import attentions
+from duotone.hf.model.extreme_keys import with_wide_parameters
 from duotone.hf.model.facts import model_facts
 from duotone.hf.model.key_scales import key_scales, units_of
 from duotone.hf.model.state_sizes import mean_squares
@@ -239,6 +241,17 @@ def test_scaled_keys_are_not_extreme() -> None:
     QuantizedCache(model, SPEC)
     with pytest.warns(UserWarning, match="needs a range per channel"):
         QuantizedCache(model, SPEC.replace(scale_keys="never"))
+
+
+def test_keys_in_bases_are_extreme_as_queries_see_them(tmp_path) -> None:
+    """Bases have channels that are far from others in units of queries; biases stay extreme."""
+    biased = new_model("qwen2_5_vl")
+    for attention in attentions(biased, model_facts(biased)):
+        attention.k_proj.bias.data.view(-1, attention.head_dim)[:, 0] = 300
+    for model, is_same in ((grown("llava", 64), True), (biased, False)):
+        spec = random_bases(model, tmp_path / f"{is_same}.safetensors")
+        assert {tensor.param_dtype for tensor in spec.tensors} == {"float8"}
+        assert (with_wide_parameters(model, model_facts(model), spec) == spec) == is_same
 
 
 def test_scale_keys_is_auto_or_never() -> None:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.state_sizes import child, mean_squares, tensors_of, turned_share
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Reference
 
 Units = Literal["queries", "balanced"]
@@ -50,21 +50,23 @@ def key_scales(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> li
 
 
 def query_scales(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> list[Tensor | None]:
-    """Return w in units of queries for the layers whose keys are scaled, in any units."""
+    """Return w in units of queries for the layers whose keys are scaled, in any units, or in bases.
+
+    Bases of `duotone calibrate` have channels far from others in these units.
+    """
     scales = key_scales(model, facts, spec)
-    known = _far_scales(model, facts) if any(w is not None for w in scales) else {}
-    pairs = zip(facts.packed, scales, strict=True)
-    return [None if w is None else known.get((number, "queries")) for number, w in pairs]
+    seen = [w is not None or _in_bases(spec, layer) for layer, w in enumerate(scales)]
+    known = _far_scales(model, facts) if any(seen) and not facts.has_latents else {}
+    pairs = zip(facts.packed, seen, strict=True)
+    return [known.get((number, "queries")) if is_seen else None for number, is_seen in pairs]
 
 
 def units_of(spec: CacheSpec, layer: int) -> Units | None:
     """Return the units that a layer's quantizers of K want; None: keys as they are."""
     if spec.scale_keys == "never" or spec.share is not None:
         return None
-    own = spec.at_layer(layer)
-    policies = (own.visual, own.background, own.text)
-    keys = [each.key for each in policies if isinstance(each, KVSpec)]
-    if any(Reference.parse(key.transform or "") for key in keys):
+    own, keys = spec.at_layer(layer), _keys(spec, layer)
+    if _in_bases(spec, layer):
         return None
     if own.background is not None or any(key.classes for key in keys):
         return "queries"
@@ -74,6 +76,16 @@ def units_of(spec: CacheSpec, layer: int) -> Units | None:
         return None
     # A norm of keys divides by the root of what is left of their size.
     return "queries" if own.key_norm else "balanced"
+
+
+def _keys(spec: CacheSpec, layer: int) -> list[TensorSpec]:
+    own = spec.at_layer(layer)
+    policies = (own.visual, own.background, own.text)
+    return [each.key for each in policies if isinstance(each, KVSpec)]
+
+
+def _in_bases(spec: CacheSpec, layer: int) -> bool:
+    return any(Reference.parse(key.transform or "") for key in _keys(spec, layer))
 
 
 @torch.inference_mode(False)  # w is kept, for steps with gradients as well
