@@ -55,7 +55,8 @@ def test_the_report_says_what_was_spent_and_on_what(made):
     bases, spec, report, _ = made
     # 9 pictures in 6 spans: parameters of 16 bits would take as much as codes.
     assert 2.25 < report["bits"] < 3
-    assert report["bits"] == pytest.approx(spec.nominal_bits(3))
+    # 11 tokens of a span are in front, .45 rounded up.
+    assert report["bits"] == pytest.approx(spec.replace(foreground=11 / 24).nominal_bits(3))
     header = report["header"]
     assert (header["layers"], header["kv_heads"], header["head_dim"]) == (3, 2, 16)
     assert (header["tokens"], header["spans"]) == (9 * 16, 6)
@@ -63,6 +64,17 @@ def test_the_report_says_what_was_spent_and_on_what(made):
     assert (source["task"], source["split"], source["samples"]) == ("tiny", "calibration", 6)
     assert json.dumps(header) == json.dumps(bases.header)
     assert all(0 < row["error"] < row["variance"] for row in report["tensors"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "front"), [(24, 11), (49, 23), (127, 58), (128, 64), (256, 128), (3328, 1472)]
+)
+def test_long_spans_are_divided_in_whole_tiles(tokens, front):
+    shares = Settings().shares(True, tokens)
+    assert shares["visual"] * tokens == pytest.approx(front)
+    assert sum(shares.values()) == 1
+    assert Settings(foreground=None).shares(True, tokens) == {"visual": 1.0}
+    assert Settings().shares(False, tokens) == {"text": 1.0}
 
 
 def test_the_spec_names_the_bases_of_every_layer(made):

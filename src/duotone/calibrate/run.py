@@ -145,7 +145,8 @@ def learn(
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     scales = key_scales(model, facts, duotone.scheme("duotone", bits=1))
     bases, units = bases_of(moments, settings, header, scales)
-    shares = settings.parts(facts.is_multimodal)
+    span_tokens = moments[0].tokens / moments[0].spans
+    shares = settings.shares(facts.is_multimodal, span_tokens)
     variances = gather_profiles(model, batches, bases, shares, settings.group, second)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(variances.items())}
     return Learned(moments, bases, units, shares, spectra, facts)
@@ -251,8 +252,8 @@ def spec_with(
     common, rules = layer_rules([policies(layer) for layer in range(facts.layers)])
     if not facts.is_multimodal:
         return CacheSpec(visual="text", **common, recent=settings.recent, layers=rules)
-    parted = {"foreground": settings.foreground} if "background" in shares else {}
-    return CacheSpec(**common, **parted, ranges="run", layers=rules)
+    division = settings.division(facts.is_multimodal)
+    return CacheSpec(**common, **division, ranges="run", layers=rules)
 
 
 def _header(

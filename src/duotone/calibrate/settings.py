@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 import torch
 
+import duotone
 from duotone.quant import TensorSpec
+from duotone.quant.our_schemes import TILE
 
 from .transform import allocate
 
@@ -78,6 +80,22 @@ class Settings:
         if self.foreground is None:
             return {"visual": 1.0}
         return {"visual": self.foreground, "background": 1 - self.foreground}
+
+    def division(self, multimodal: bool) -> dict[str, Any]:
+        """Fields of a `CacheSpec` that divide spans: whole tiles of long ones, as in `duotone`."""
+        if "background" not in self.parts(multimodal):
+            return {}
+        return {"foreground": self.foreground, "foreground_multiple": TILE}
+
+    def shares(self, multimodal: bool, span_tokens: float) -> dict[str, float]:
+        """`parts` of spans of so many tokens, of which tiles and whole tokens are taken."""
+        division = self.division(multimodal)
+        if not division:
+            return self.parts(multimodal)
+        tokens = max(1, round(span_tokens))
+        preset = duotone.scheme("duotone", bits=1).replace(short_foreground=None, **division)
+        front = preset.foreground_of(tokens) / tokens
+        return {"visual": front, "background": 1 - front}
 
     def quantizer(self, which: Literal["key", "value"], parts: Iterable[str]) -> TensorSpec:
         """Quantizer of these parts (`parts`) that gets classes and a transform."""
