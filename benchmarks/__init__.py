@@ -8,6 +8,7 @@ from .mquant.speed_tables import RENDERERS as MQUANT_SPEED
 from .mquant.stress_tables import RENDERERS as MQUANT_STRESS
 from .quality.conversation_tables import RENDERERS as CONVERSATION
 from .quality.tables import RENDERERS as QUALITY
+from .quality.zoo_bounds import RENDERERS as BOUNDS
 from .quality.zoo_tables import RENDERERS as ZOO
 from .serve.tables import RENDERERS as SERVE
 from .supports.tables import RENDERERS as SUPPORTS
@@ -19,6 +20,7 @@ RENDERERS = {
     **MQUANT_QUALITY,
     **MQUANT_SPEED,
     **MQUANT_STRESS,
+    **BOUNDS,
     **QUALITY,
     **SERVE,
     **SUPPORTS,

@@ -1,0 +1,82 @@
+"""Table of a preset against other rows over all cases of the zoo: schema duotone.zoo/1."""
+
+from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+from duotone.report.markdown import Result, markdown_table, source
+
+LEAST = 1e-6  # ratio that counts in a geometric mean
+CALIBQUANT = ("calibquant@1", "calibquant-paper@1")
+MADE_UP = "calibrated, made up@1"
+# (row, others, of which the nearest counts; share of their KL that it is meant to have)
+BOUNDS = (
+    ("duotone@1", ("lloyd, one gain@1",), 0.5),
+    ("duotone@1", CALIBQUANT, 0.1),
+    ("duotone@2", ("min/max@2",), 0.5),
+    ("duotone@2", ("kivi@2",), 1.0),
+    (MADE_UP, ("duotone@1",), 1.0),
+    (MADE_UP, CALIBQUANT, 0.1),
+    (MADE_UP, ("min/max@2",), 1.0),
+    ("calibrated, equal bits@1", ("duotone@1",), 1.0),
+    ("calibrated@1", ("min/max@2",), 1.0),
+    ("calibrated, whole@1", ("min/max@2",), 1.0),
+)
+
+
+def bounds_table(results: Sequence[Result]) -> str:
+    """Ratios of KL: in the geometric mean, at worst, and how many cases keep the share."""
+    from benchmarks.quality.choose import Case  # which loads models' libraries
+
+    newest = _newest(results)
+    cases = [Case.of(result) for result in newest]
+    rows = [line for bound in BOUNDS if (line := _line(cases, *bound))]
+    head = ["row", "over", "geometric mean", "worst", "of", "meant", "kept", "further away"]
+    legend = (
+        "KL of a row over that of another, or of the nearer of two. *Kept*: cases of models and "
+        "stresses at no more than the share that is meant. *Further away*: cases beyond the "
+        "paired interval."
+    )
+    return f"{markdown_table(head, rows)}\n\n{legend}\n\n*{source(*newest)}.*"
+
+
+def _newest(results: Sequence[Result]) -> list[Result]:
+    """The newest file of every model and stress."""
+    by_age = sorted(results, key=lambda result: result["created"])
+    return list({(result["model"], result["stress"]): result for result in by_age}.values())
+
+
+def _line(cases: Sequence[Any], row: str, others: Sequence[str], share: float) -> list[str] | None:
+    found = list(_ratios(cases, row, others))
+    if not found:
+        return None
+    ratios = [max(ratio, LEAST) for ratio, _, _ in found]
+    worst, case, _ = max(found, key=lambda each: each[0])
+    kept = sum(ratio <= share for ratio in ratios)
+    beyond = sum(is_beyond for *_, is_beyond in found)
+    stress = "" if case.stress == "none" else f", {case.stress}"
+    return [
+        row,
+        " or ".join(others),
+        f"{geometric_mean(ratios):.2g}",
+        f"{worst:.2g}",
+        f"{case.model}{stress}",
+        f"{share:g}",
+        f"{kept} of {len(found)}",
+        str(beyond),
+    ]
+
+
+def _ratios(
+    cases: Sequence[Any], row: str, others: Sequence[str]
+) -> Iterator[tuple[float, Any, bool]]:
+    """(KL over the nearest other's, case, whether it is further away beyond the interval)."""
+    for case in cases:
+        known = [name for name in others if name in case.rows]
+        if row in case.rows and known:
+            other = min(known, key=lambda name: case.rows[name]["kl"])
+            mean, half = case.difference(row, other)
+            yield case.rows[row]["kl"] / case.rows[other]["kl"], case, mean > half
+
+
+RENDERERS: dict[str, Any] = {"zoo-bounds": ("duotone.zoo/1", bounds_table)}

@@ -1,0 +1,38 @@
+"""Ratios of the zoo's rows against their bounds."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.quality.zoo_bounds import bounds_table
+
+
+def result(model: str, created: str = "2026-11-28", **kl: float) -> dict[str, Any]:
+    names = {"ours": "duotone@1", "lloyd": "lloyd, one gain@1", "paper": "calibquant-paper@1"}
+    rows = [{"row": names.get(k, k), "kl": x, "kl_sums": [0.9 * x, 1.1 * x]} for k, x in kl.items()]
+    header = {"schema": "duotone.zoo/1", "stress": "none", "versions": {}, "device": "cpu"}
+    plain = {"row": "16 bit", "tokens": [1, 1]}
+    return header | {"model": model, "created": created, "commit": "c", "rows": [plain, *rows]}
+
+
+def test_ratios_are_of_the_newest_files_and_the_nearer_row() -> None:
+    given = {"lloyd": 1.0, "paper": 4.0, "calibquant@1": 8.0}
+    files = [
+        result("a", ours=0.2, **given),
+        result("b", ours=1.0, **given),
+        result("b", "2026-11-27", ours=100.0, **given),
+    ]
+    table = bounds_table(files)
+    assert "| duotone@1 | lloyd, one gain@1 | 0.45 | 1 | b | 0.5 | 1 of 2 | 0 |" in table
+    pair = "calibquant@1 or calibquant-paper@1"
+    assert f"| duotone@1 | {pair} | 0.11 | 0.25 | b | 0.1 | 1 of 2 | 0 |" in table
+    assert "min/max@2" not in table
+
+
+@pytest.mark.parametrize(("ours", "beyond"), [(1.1, 0), (9.0, 1)])
+def test_rows_beyond_the_interval_are_counted(ours: float, beyond: int) -> None:
+    rows = [{"row": "16 bit", "tokens": [1, 1]}]
+    rows.append({"row": "duotone@1", "kl": ours, "kl_sums": [0.9 * ours, 1.1 * ours]})
+    rows.append({"row": "lloyd, one gain@1", "kl": 1.0, "kl_sums": [1.5, 0.5]})
+    table = bounds_table([result("a") | {"stress": "keys x8", "rows": rows}])
+    assert f"| {ours:g} | a, keys x8 | 0.5 | 0 of 1 | {beyond} |" in table
