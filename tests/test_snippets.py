@@ -44,7 +44,7 @@ def blocks(page: str) -> list[str]:
 FIRST = "enable.md"
 CONTINUING = [p for p in pages() if p != FIRST and blocks(p)[0] == blocks(FIRST)[0]]
 # Pages that run with the embedded model as they stand, and those with a test of their own.
-WITH_THE_MODEL = ["choosing.md", "quickstart.md"]
+WITH_THE_MODEL = ["calibrate.md", "choosing.md", "quickstart.md"]
 OTHERS = ["evaluating.md", "quantize.md"]
 
 

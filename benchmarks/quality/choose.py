@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.quality.bounds import within_bounds
 from benchmarks.quality.zoo import WIDTHS, candidates, ratio
+from benchmarks.quality.zoo_files import cases_of
 from duotone.report.files import read_file
 from duotone.report.provenance import write_new_json
 
@@ -185,18 +186,21 @@ def _holds_zero(case: Case, row: str, least: str) -> bool:
 
 
 def read_cases(folder: Path) -> tuple[list[Case], dict[str, Any]]:
-    """Cases of all files of a folder, and their provenance. Errors: ValueError.
+    """Cases of all files of a folder and of its folder `calibrated`, and their provenance.
+
+    Errors: ValueError.
 
     The provenance is the newest file's; its "sources" are those of all files, the oldest first.
     """
-    found = [data for path in sorted(folder.glob("*.json")) for data in read_file(path)]
+    paths = [*sorted(folder.glob("*.json")), *sorted(folder.glob("calibrated/*.json"))]
+    found = [data for path in paths for data in read_file(path)]
     found = [data for data in found if data.get("schema") == "duotone.zoo/1"]
     if not found:
         raise ValueError(f"a folder must have files of zoo.py; got none in {str(folder)!r}")
     by_age = sorted(found, key=lambda data: data["created"])
     sources = [{name: data[name] for name in ("model", "stress", *PROVENANCE)} for data in by_age]
     newest = {name: by_age[-1][name] for name in PROVENANCE}
-    return [Case.of(data) for data in found], newest | {"sources": sources}
+    return [Case.of(data) for data in cases_of(found)], newest | {"sources": sources}
 
 
 def main() -> None:

@@ -19,7 +19,18 @@ def talk_table(results: Sequence[Result]) -> str:
         "KIVI's beyond the interval of paired differences. Bytes: of `cache.memory()` over those "
         "that KIVI's code takes by its published windows, at the end and as means over all steps."
     )
-    return "\n\n".join([*tables, legend, f"*{source(*results)}.*"])
+    return "\n\n".join([*tables, legend, f"*{source(*_runs(results))}.*"])
+
+
+def _runs(results: Sequence[Result]) -> list[Result]:
+    """Results, and their rows of other commits, which were measured later."""
+    later = [
+        {**result, **{name: row[name] for name in ("commit", "created")}}
+        for result in results
+        for row in result["rows"]
+        if "commit" in row
+    ]
+    return [*results, *later]
 
 
 def difference(

@@ -1,4 +1,4 @@
-"""Table of a preset against other rows over all cases of the zoo: schema duotone.zoo/1."""
+"""Tables of presets and calibrations against other rows of the zoo: schema duotone.zoo/1."""
 
 from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
@@ -22,14 +22,24 @@ BOUNDS = (
     ("calibrated@1", ("min/max@2",), 1.0),
     ("calibrated, whole@1", ("min/max@2",), 1.0),
 )
+# Of `calibrated_table`: {row: head of its column}.
+COLUMNS = {
+    "calibquant-paper@1": "calibquant-paper@1",
+    "duotone@1": "duotone@1",
+    MADE_UP: "calibrated, no samples",
+    "calibrated, equal bits@1": "calibrated, own samples",
+    "min/max@2": "min/max@2",
+    "kivi@2": "kivi@2",
+}
 
 
 def bounds_table(results: Sequence[Result]) -> str:
     """Ratios of KL: in the geometric mean, at worst, and how many cases keep the share."""
     from benchmarks.quality.choose import Case  # which loads models' libraries
+    from benchmarks.quality.zoo_files import newest
 
-    newest = _newest(results)
-    cases = [Case.of(result) for result in newest]
+    found = newest(results)
+    cases = [Case.of(result) for result in found]
     rows = [line for bound in BOUNDS if (line := _line(cases, *bound))]
     head = ["row", "over", "geometric mean", "worst", "of", "meant", "kept", "further away"]
     legend = (
@@ -37,13 +47,34 @@ def bounds_table(results: Sequence[Result]) -> str:
         "stresses at no more than the share that is meant. *Further away*: cases beyond the "
         "paired interval."
     )
-    return f"{markdown_table(head, rows)}\n\n{legend}\n\n*{source(*newest)}.*"
+    return f"{markdown_table(head, rows)}\n\n{legend}\n\n*{source(*_files(found, results))}.*"
 
 
-def _newest(results: Sequence[Result]) -> list[Result]:
-    """The newest file of every model and stress."""
-    by_age = sorted(results, key=lambda result: result["created"])
-    return list({(result["model"], result["stress"]): result for result in by_age}.values())
+def calibrated_table(results: Sequence[Result]) -> str:
+    """KL and true bits of calibrations beside presets, by model; without stress."""
+    from benchmarks.quality.zoo_files import newest
+
+    found = [result for result in newest(results) if result["stress"] == "none"]
+    rows = [[result["model"], *_cells(result)] for result in found]
+    legend = "KL in nats ± half the 95 % interval over sequences; true bits of visual tokens."
+    table = markdown_table(["model", *COLUMNS.values()], rows)
+    return f"{table}\n\n{legend}\n\n*{source(*_files(found, results))}.*"
+
+
+def _files(cases: Sequence[Result], files: Sequence[Result]) -> list[Result]:
+    """Files that cases are of."""
+    keys = [(case["model"], case["stress"], case.get("seed")) for case in cases]
+    return [file for file in files if (file["model"], file["stress"], file.get("seed")) in keys]
+
+
+def _cells(result: Result) -> list[str]:
+    rows = {row["row"]: row for row in result["rows"] if "kl" in row}
+    return [
+        f"{row['kl']:.2g} ± {row['kl_interval']:.1g} ({row['visual_bits']:.2f})"
+        if (row := rows.get(name))
+        else ""
+        for name in COLUMNS
+    ]
 
 
 def _line(cases: Sequence[Any], row: str, others: Sequence[str], share: float) -> list[str] | None:
@@ -79,4 +110,7 @@ def _ratios(
             yield case.rows[row]["kl"] / case.rows[other]["kl"], case, mean > half
 
 
-RENDERERS: dict[str, Any] = {"zoo-bounds": ("duotone.zoo/1", bounds_table)}
+RENDERERS: dict[str, Any] = {
+    "zoo-bounds": ("duotone.zoo/1", bounds_table),
+    "zoo-calibrated": ("duotone.zoo/1", calibrated_table),
+}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.quality.zoo_bounds import bounds_table
+from benchmarks.quality.zoo_bounds import bounds_table, calibrated_table
 
 
 def result(model: str, created: str = "2026-11-28", **kl: float) -> dict[str, Any]:
@@ -36,3 +36,11 @@ def test_rows_beyond_the_interval_are_counted(ours: float, beyond: int) -> None:
     rows.append({"row": "lloyd, one gain@1", "kl": 1.0, "kl_sums": [1.5, 0.5]})
     table = bounds_table([result("a") | {"stress": "keys x8", "rows": rows}])
     assert f"| {ours:g} | a, keys x8 | 0.5 | 0 of 1 | {beyond} |" in table
+
+
+def test_calibrations_stand_beside_presets_by_model() -> None:
+    one = result("a", ours=0.5)
+    one["rows"][1] |= {"kl_interval": 0.25, "visual_bits": 1.5}
+    table = calibrated_table([one, result("b", ours=1.0) | {"stress": "keys x8"}])
+    assert "| a |  | 0.5 ± 0.2 (1.50) |  |  |  |  |" in table
+    assert "| b |" not in table
