@@ -33,7 +33,15 @@ def test_the_embedded_models_has_bytes_loss_speed_and_why() -> None:
         assert part in shown
     for command in ("evaluate captions", "bench generate"):
         assert f"For this model: duotone {command} --model duotone-tiny" in shown
+    assert "without samples: duotone calibrate duotone-tiny -o mine" in shown
     assert "On an H200:\ndecode attention of visual tokens" in shown
+
+
+def test_what_cannot_be_calibrated_is_not_offered_it(tmp_path: Path) -> None:
+    hybrid = folder_of(HYBRIDS["qwen3_5"].config(), tmp_path / "hybrid")
+    text = folder_of(FAMILIES["llama"].config(), tmp_path / "text")
+    for name in ("internvl2.5-8b", hybrid, text):
+        assert "duotone calibrate" not in words_of(name)
 
 
 def test_json_has_the_spec_the_plan_and_the_rows() -> None:

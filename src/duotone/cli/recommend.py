@@ -116,11 +116,14 @@ def _found(given: Any, tokens: int | None, of_card: dict[str, Any]) -> dict[str,
         no_plan = None
     except ValueError as error:
         plan, no_plan = None, str(error)
+    # Layers that `duotone calibrate` refuses.
+    others = facts.states or facts.crosses or facts.has_latents
     is_as_named = chosen.spec == named(chosen.name)
     return {
         "chosen": chosen,
         "scheme": chosen.name if is_as_named else "SPEC.json",
         "of_pictures": facts.is_multimodal,
+        "calibrates": facts is not given and facts.is_multimodal and not others,
         "plan": plan,
         "no_plan": no_plan,
         "attention": attention_paths(facts, chosen.spec),
@@ -159,6 +162,9 @@ def _show(found: dict[str, Any], model: str | None) -> None:
     task = "captions" if found["of_pictures"] else "perplexity --data TEXT"
     losses = loss_words(found["measured"]["loss"], found["of_pictures"])
     _section("Loss", list(losses), f"duotone evaluate {task} {of} --scheme {found['scheme']}")
+    if found["calibrates"]:
+        own = model or EMBEDDED
+        typer.echo(f"Pictures nearer to 16 bit, without samples: duotone calibrate {own} -o mine")
     speeds = speed_words(found["measured"]["speed"])
     _section("Speed", list(speeds), f"duotone bench generate {of} --spec {found['scheme']}")
     typer.echo("\nOn an H200:")
