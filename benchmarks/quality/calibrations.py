@@ -20,6 +20,7 @@ from torch import Tensor
 
 from duotone import CacheSpec
 from duotone.calibrate import CalibrationBatch, Settings, calibrate
+from duotone.calibrate.data import MADE_UP_SAMPLES
 from duotone.loading import Loaded
 from duotone.tasks import MADE_UP as MADE_UP_TASK
 from training.zoo.batches import Batch
@@ -61,8 +62,9 @@ def _left_padded(x: Tensor, ends: Sequence[int], value: int) -> Tensor:
     return torch.stack([F.pad(row[:end], (longest - end, 0), value=value) for row, end in rows])
 
 
-def made_up(batch: Batch) -> Batch:
+def made_up(batch: Batch, rows: int = MADE_UP_SAMPLES) -> Batch:
     """Return rows without data: other pictures, and random tokens but for frames of turns."""
+    batch = _repeated(batch, rows)
     side = batch.pixels.shape[-1]
     examples = (
         MADE_UP_TASK.example(i, "calibration") for i in range(batch.pixels[:, :, 0, 0, 0].numel())
@@ -74,6 +76,14 @@ def made_up(batch: Batch) -> Batch:
     framed = torch.isin(batch.ids, torch.tensor(FRAMES, device=batch.ids.device))
     ids = torch.where(framed, batch.ids, words.to(batch.ids.device))
     return replace(batch, ids=ids, pixels=pixels)
+
+
+def _repeated(batch: Batch, rows: int) -> Batch:
+    """Return so many rows of a batch, the first ones again where it has fewer."""
+    order = torch.arange(rows, device=batch.ids.device) % len(batch.ids)
+    cells = None if batch.cells is None else batch.cells[order.to(batch.cells.device)]
+    ids, kinds, pixels = batch.ids[order], batch.kinds[order], batch.pixels[order]
+    return Batch(replace(batch.shape, rows=rows), ids, kinds, pixels, cells)
 
 
 def to_tensor(picture: Image) -> Tensor:

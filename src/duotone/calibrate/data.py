@@ -13,12 +13,14 @@ from duotone.evaluate.loader import encoded_task
 from duotone.inference.batch import visual_of
 from duotone.inference.encoded import EncodedPrompts, TextFile, encoded_if_text
 from duotone.loading import Loaded
-from duotone.tasks import Task
+from duotone.tasks import MADE_UP, Task
 from duotone.tune.samples import HELD_OUT, AnyTask, split_task
 
 from .moments import CalibrationBatch
 
 SPLIT = "calibration"
+# Per task, and of a calibration on made-up samples alone: those are further from a model's use.
+SAMPLES, MADE_UP_SAMPLES = 16, 48
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class CalibrationData:
     batches: list[CalibrationBatch]
     sources: list[dict[str, Any]]
     heldout: dict[str, list[CalibrationBatch]] = field(default_factory=dict)
+
+
+def usual_samples(tasks: Sequence[AnyTask | TextFile]) -> int:
+    """Samples of each task where nobody says how many."""
+    return MADE_UP_SAMPLES if list(tasks) == [MADE_UP] else SAMPLES
 
 
 def digest(batches: Sequence[dict[str, torch.Tensor]]) -> str:

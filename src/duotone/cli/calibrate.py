@@ -14,7 +14,6 @@ from .common import (
     DeviceOption,
     JsonOption,
     ModelArgument,
-    SamplesOption,
     print_json,
     progress_bar,
     user_errors,
@@ -28,7 +27,10 @@ HELD_OUT = 8
 def command(
     model: ModelArgument = None,
     task: DataOption = None,
-    samples: SamplesOption = 16,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", "-n", help="Per task.", show_default="16; 48 made-up ones"),
+    ] = None,
     heldout: Annotated[
         int | None,
         typer.Option(
@@ -81,7 +83,7 @@ def command(
     """Find the bases in which a model's K and V take few bits; write them with a spec.
 
     Reads calibration samples and answers them in 16 bit. Without --task, a model with pictures gets
-    made-up samples: noise, drawn pictures, random words. K of the visual tokens (of all
+    made-up samples: noise, shapes, drawn pictures, random words. K of the visual tokens (of all
     tokens in a text model) is decorrelated in the metric of the queries after them. V is
     decorrelated in the metric of the output projection. A picture's salient tokens are stored
     separately from its background. Bits go where they save most error, in all layers together.
@@ -104,7 +106,7 @@ def command(
     from duotone.calibrate import Settings, calibrate, check_files, compare, write
 
     settings = Settings(bits, regularization, foreground or None, group, recent)
-    tasks = sampled_tasks(task, model, samples, context, made_up=True)
+    tasks, samples = sampled_tasks(task, model, samples, context, made_up=True)
     files = check_files(out)
     sizes = {"samples": samples, "batch_size": batch_size}
     sizes["heldout"] = max(3, HELD_OUT // len(tasks)) if heldout is None else heldout

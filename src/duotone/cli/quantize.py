@@ -110,7 +110,7 @@ def command(
     quantized.check_new_folder(out)
     if form != FORMATS[0]:
         check_expressible(chosen)
-    tasks = sampled_tasks(calibration, model, samples)
+    tasks, _ = sampled_tasks(calibration, model, samples)
     loaded = load_model(model, device)
     found = check(loaded.model, chosen)
     if form != FORMATS[0]:

@@ -72,16 +72,19 @@ def _from_file(name: str, context: int | None) -> Any:
 def sampled_tasks(
     names: list[str] | None,
     model: str | None,
-    samples: int,
+    samples: int | None,
     context: int | None = None,
     *,
     made_up: bool = False,
-) -> list[Any]:
-    """Tasks by name that have so many samples."""
+) -> tuple[list[Any], int]:
+    """(tasks by name, samples of each that they have). None: as many as a calibration takes."""
+    from duotone.calibrate.data import usual_samples
+
     tasks = named_tasks(names, model, context, made_up=made_up)
+    count = usual_samples(tasks) if samples is None else samples
     for task in tasks:
-        task.check_samples(samples)
-    return tasks
+        task.check_samples(count)
+    return tasks, count
 
 
 def load_with_data(

@@ -1,12 +1,14 @@
-"""Pictures and prompts to calibrate any model on: 1/f noise, pictures of other generators.
+"""Pictures and prompts to calibrate any model on: 1/f noise, dead leaves, other generators.
 
+Dead leaves are shapes that cover one another, of sizes whose number falls by the cube: edges and
+statistics as photographs have (Lee, Mumford and Huang, 2001; for training: Baradad et al., 2021).
 Nothing is scored: turns have no answers, a calibration takes the model's own.
 """
 
 from random import Random
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from duotone.tasks.synthetic import documents, scenes, sequences
 from duotone.tasks.synthetic.sample import Sample, Turn
@@ -14,6 +16,7 @@ from duotone.tasks.synthetic.sample import Sample, Turn
 SIDE = 448
 OCTAVES = (2, 4, 8, 16, 32, 64, 128, 256, SIDE)
 CONTRAST = 64  # standard deviation of noise, of 256 levels
+LEAVES, SMALLEST, LARGEST = 250, 6, 140  # their number and radii
 GENERATORS = (documents, scenes, sequences)
 # Letters of a script, and how often a word is of it.
 SCRIPTS = {
@@ -50,6 +53,40 @@ def _resized(picture: Image.Image) -> Image.Image:
     return picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
+def leaves(seed: int) -> Image.Image:
+    """Return discs, boxes and polygons of any colour over noise, some with a texture of noise."""
+    rng = Random(seed)
+    picture, texture = noise(rng.getrandbits(32)), noise(rng.getrandbits(32))
+    for _ in range(LEAVES):
+        radius = SMALLEST / (1 - rng.random() * (1 - (SMALLEST / LARGEST) ** 2)) ** 0.5
+        size = max(2, round(2 * radius)), max(2, round(2 * radius * rng.uniform(0.4, 1)))
+        x, y = rng.randrange(SIDE) - size[0] // 2, rng.randrange(SIDE) - size[1] // 2
+        colour = rng.randrange(256), rng.randrange(256), rng.randrange(256)
+        leaf = Image.new("RGB", size, colour)
+        if rng.random() < 0.5:
+            behind = texture.crop((x, y, x + size[0], y + size[1]))
+            leaf = Image.blend(leaf, behind, rng.uniform(0.2, 0.8))
+        picture.paste(leaf, (x, y), _shape(rng, size))
+    return picture
+
+
+def _shape(rng: Random, size: tuple[int, int]) -> Image.Image:
+    """Return a mask: a disc, a box, or a polygon of three to five corners."""
+    mask = Image.new("L", size, 0)
+    draw, whole = ImageDraw.Draw(mask), (0, 0, size[0] - 1, size[1] - 1)
+    kind = rng.random()
+    if kind < 0.5:
+        draw.ellipse(whole, fill=255)
+    elif kind < 0.75:
+        draw.rectangle(whole, fill=255)
+    else:
+        corners = [
+            (rng.randrange(size[0]), rng.randrange(size[1])) for _ in range(rng.randint(3, 5))
+        ]
+        draw.polygon(corners, fill=255)
+    return mask
+
+
 def words(rng: Random) -> str:
     """Return 16 to 32 words of 2 to 9 random letters, each of one script, mostly Latin."""
     scripts = rng.choices(list(SCRIPTS), list(SCRIPTS.values()), k=rng.randint(16, 32))
@@ -57,10 +94,14 @@ def words(rng: Random) -> str:
 
 
 def generate(seed: int) -> Sample:
-    """Return noise and words for an even seed, else a picture and a question of a generator."""
-    rng = Random(seed)
-    if seed % 2 == 0:
-        return Sample([noise(seed)], [Turn(words(rng), (), "words")])
-    drawn = GENERATORS[seed // 2 % len(GENERATORS)].generate(seed)
+    """Return noise with words, leaves with words, a generator's picture and question, by turns."""
+    rng, number = Random(seed), seed // len(KINDS)
+    kind = KINDS[seed % len(KINDS)]
+    if kind is not None:
+        return Sample([kind(seed)], [Turn(words(rng), (), "words")])
+    drawn = GENERATORS[number % len(GENERATORS)].generate(seed)
     question = rng.choice(drawn.turns).question
     return Sample([_resized(drawn.images[0])], [Turn(question, (), "question")])
+
+
+KINDS = (noise, leaves, None)
