@@ -35,10 +35,9 @@ ANSWER_TOKENS = 8
 SETTINGS = {
     "calibrated@1": Settings(bits=1.0),
     "calibrated, whole@1": Settings(bits=1.0, foreground=None),
+    "calibrated, equal bits@1": Settings(),
 }
-# Rows of calibrations without data, and of the same true bits with data.
 MADE_UP = {"calibrated, made up@1": Settings()}
-EQUAL = {"calibrated, equal bits@1": Settings()}
 FRAMES = (PAD, IMAGE, VIDEO, *(ID[x] for x in ("<vision>", "</vision>", "<user>", "<assistant>")))
 SEED = 0
 
@@ -93,12 +92,11 @@ def to_tensor(picture: Image) -> Tensor:
 
 def calibrations(model: Any, batch: Batch, folder: Path) -> dict[str, CacheSpec | str]:
     """{label: spec, or why there is none}. folder: gets the bases that the specs name."""
-    own = _calibrated(model, batch, SETTINGS | EQUAL, folder / "own")
-    return own | without_data(model, batch, folder)
+    return _calibrated(model, batch, SETTINGS, folder / "own")
 
 
 def without_data(model: Any, batch: Batch, folder: Path) -> dict[str, CacheSpec | str]:
-    """`calibrations` from made-up samples, of the batch's shape."""
+    """`calibrations` from made-up samples, with pictures and turns where the batch has them."""
     return _calibrated(model, made_up(batch), MADE_UP, folder / "made-up")
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, Cache, DynamicCache
 
 import duotone
-from benchmarks.quality.calibrations import BY_TOKEN, CALIBRATION, calibrations
+from benchmarks.quality.calibrations import BY_TOKEN, CALIBRATION, calibrations, without_data
 from benchmarks.quality.candidates import CANDIDATES
 from benchmarks.quality.commvq import CommVQ
 from benchmarks.quality.rows import GAINS
@@ -270,6 +270,9 @@ def main() -> None:
     parser.add_argument(
         "--calibrate", type=int, default=0, help="sequences of `duotone calibrate`; 0: no rows"
     )
+    parser.add_argument(
+        "--made-up", action="store_true", help="rows of `duotone calibrate` without samples"
+    )
     parser.add_argument("--only", nargs="+", help="rows whose names begin so, in place of all")
     parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
     parser.add_argument("--out", type=Path, required=True)
@@ -295,6 +298,8 @@ def main() -> None:
         if args.calibrate:
             own = Feed("cpu", CALIBRATION, 1).next(replace(shape, rows=args.calibrate))
             every |= calibrations(model, _on(own, args.device, dtype), Path(folder))
+        if args.made_up:
+            every |= without_data(model, seen[0], Path(folder))
         if args.only:
             every = {k: v for k, v in every.items() if k.startswith(tuple(args.only))}
         talks = (Conversation(model, batch) for batch in batches)

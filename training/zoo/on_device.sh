@@ -12,7 +12,7 @@
 # arguments` training goes on from the weights that lie on the machine. `measure` also takes weights
 # that were carried, in .carry/zoo/MODEL/; files of `measure` go through benchmarks/quality/choose.py.
 # SEED: of other rows than candidates were screened on. COMMVQ: training steps of its rows; CALIBRATE: sequences of
-# `duotone calibrate`; without, these rows are left out.
+# `duotone calibrate`, which is also run without samples; without, these rows are left out.
 set -uo pipefail
 home=${ZOO:-/tmp/zoo} out=${OUT:?a folder that comes back}
 export PYTHONPATH=src:. OMP_NUM_THREADS=2 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
@@ -26,7 +26,7 @@ if [ "$1" = measure ]; then
       gpu=$((i++ % gpus))
       CUDA_VISIBLE_DEVICES=$gpu OMP_NUM_THREADS=1 python3 -m benchmarks.quality.zoo "$model" --zoo "$home/zoo" \
         --stress "$stress" --device cuda --impl reference --candidates ${SEED:+--seed "$SEED"} ${COMMVQ:+--commvq "$COMMVQ"} \
-        ${CALIBRATE:+--calibrate "$CALIBRATE"} \
+        ${CALIBRATE:+--calibrate "$CALIBRATE" --made-up} \
         --batches "$2" --seconds "$3" --out "$home/results" \
         >"$home/$model-$stress.log" 2>&1 || tail -n 3 "$home/$model-$stress.log" &
     done

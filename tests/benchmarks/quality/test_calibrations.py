@@ -40,6 +40,7 @@ def test_a_prompt_reads_as_its_row_does_up_to_the_last_question(name: str) -> No
 def test_calibrated_rows_are_read_at_about_a_bit_with_their_parameters(tmp_path: Path) -> None:
     model = MEMBERS["llava"].build().eval()
     rows = calibrations.calibrations(model, batch_of("llava", 2), tmp_path)
+    rows |= calibrations.without_data(model, batch_of("llava", 2), tmp_path)
     named = ["calibrated@1", "calibrated, whole@1", "calibrated, equal bits@1"]
     assert list(rows) == [*named, "calibrated, made up@1"]
     assert [spec.background is None for spec in rows.values()] == [False, True, False, False]
@@ -67,8 +68,6 @@ def test_made_up_rows_have_nothing_of_a_batch_but_its_frames(name: str) -> None:
 
 def test_a_calibration_that_fails_is_a_row_with_its_reason(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(calibrations, "SETTINGS", {"too narrow": Settings(bits=0.01)})
-    monkeypatch.setattr(calibrations, "EQUAL", {})
-    monkeypatch.setattr(calibrations, "MADE_UP", {})
     model = MEMBERS["llava"].build().eval()
     rows = calibrations.calibrations(model, batch_of("llava", 1), tmp_path)
     _, found = measure([Conversation(model, batch_of("llava", 1, HELD_OUT))], rows)

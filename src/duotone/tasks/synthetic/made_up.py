@@ -1,7 +1,7 @@
 """Pictures and prompts to calibrate any model on: 1/f noise, dead leaves, other generators.
 
-Dead leaves are shapes that cover one another, of sizes whose number falls by the cube: edges and
-statistics as photographs have (Lee, Mumford and Huang, 2001; for training: Baradad et al., 2021).
+Dead leaves are shapes that cover one another, fewer by the cube of their size. They have edges and
+statistics as photographs do (Lee, Mumford and Huang, 2001; for training Baradad et al., 2021).
 Nothing is scored: turns have no answers, a calibration takes the model's own.
 """
 
@@ -64,8 +64,8 @@ def leaves(seed: int) -> Image.Image:
         colour = rng.randrange(256), rng.randrange(256), rng.randrange(256)
         leaf = Image.new("RGB", size, colour)
         if rng.random() < 0.5:
-            behind = texture.crop((x, y, x + size[0], y + size[1]))
-            leaf = Image.blend(leaf, behind, rng.uniform(0.2, 0.8))
+            under = texture.crop((x, y, x + size[0], y + size[1]))
+            leaf = Image.blend(leaf, under, rng.uniform(0.2, 0.8))
         picture.paste(leaf, (x, y), _shape(rng, size))
     return picture
 
@@ -94,7 +94,7 @@ def words(rng: Random) -> str:
 
 
 def generate(seed: int) -> Sample:
-    """Return noise with words, leaves with words, a generator's picture and question, by turns."""
+    """Return by turns noise and words, leaves and words, a generator's picture and question."""
     rng, number = Random(seed), seed // len(KINDS)
     kind = KINDS[seed % len(KINDS)]
     if kind is not None:
