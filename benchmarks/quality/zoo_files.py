@@ -17,20 +17,22 @@ OF_ALL = ("accuracy",)
 
 
 def cases_of(files: Sequence[File]) -> list[dict[str, Any]]:
-    """A result per model, stress and seed, with the newest file's header.
+    """A result per model, stress and seed, as they come, with the newest file's header.
 
     Errors: ValueError for files of one case with other answers.
     """
     found: dict[tuple[Any, ...], list[File]] = {}
-    for file in sorted(files, key=lambda file: file["created"]):
+    for file in files:
         found.setdefault((file["model"], file["stress"], file.get("seed")), []).append(file)
-    return [_merged(group) if len(group) > 1 else dict(group[0]) for group in found.values()]
+    groups = (sorted(group, key=lambda file: file["created"]) for group in found.values())
+    return [_merged(group) if len(group) > 1 else dict(group[0]) for group in groups]
 
 
 def newest(files: Sequence[File]) -> list[dict[str, Any]]:
-    """`cases_of`, of every model and stress the newest."""
+    """`cases_of`, of every model and stress the newest; by model."""
     by_age = sorted(cases_of(files), key=lambda case: case["created"])
-    return list({(case["model"], case["stress"]): case for case in by_age}.values())
+    found = {(case["model"], case["stress"]): case for case in by_age}
+    return [found[key] for key in sorted(found)]
 
 
 def _merged(group: Sequence[File]) -> dict[str, Any]:
