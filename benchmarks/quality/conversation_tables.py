@@ -25,7 +25,7 @@ def talk_table(results: Sequence[Result]) -> str:
 def _runs(results: Sequence[Result]) -> list[Result]:
     """Results, and their rows of other commits, which were measured later."""
     later = [
-        {**result, **{name: row[name] for name in ("commit", "created")}}
+        {**result, **{name: row[name] for name in ("commit", "created", "device")}}
         for result in results
         for row in result["rows"]
         if "commit" in row

@@ -246,7 +246,7 @@ def spectra_of(loaded, settings, shares):
     """(moments, spectra in units of the output) of two samples with equal spans."""
     data = calibration_data(loaded, [TINY_TASK], 2, 2)
     moments = gather_moments(loaded.model, data.batches)
-    bases, units = bases_of(moments, settings, {}, [None] * len(moments))
+    bases, units = bases_of(moments, settings.floor(shares), {}, [None] * len(moments))
     profiles = gather_profiles(loaded.model, data.batches, bases, shares)
     spectra = {n: (p.cpu() * units[n[:2]][:, None]).mean(0) for n, p in profiles.items()}
     return moments, spectra

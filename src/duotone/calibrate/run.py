@@ -144,7 +144,8 @@ def learn(
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     scales = key_scales(model, facts, duotone.scheme("duotone", bits=1))
-    bases, units = bases_of(moments, settings, header, scales)
+    floor = settings.floor(settings.parts(facts.is_multimodal))
+    bases, units = bases_of(moments, floor, header, scales)
     span_tokens = moments[0].tokens / moments[0].spans
     shares = settings.shares(facts.is_multimodal, span_tokens)
     variances = gather_profiles(model, batches, bases, shares, settings.group, second)
@@ -175,7 +176,7 @@ def _in_unit(profile: Float[Tensor, "kv_heads head_dim"], unit: Units) -> Spectr
 
 def bases_of(
     moments: Sequence[LayerMoments],
-    settings: Settings,
+    regularization: float,
     header: dict[str, Any],
     scales: Sequence[Tensor | None],
 ) -> tuple[Bases, dict[tuple[int, str], Units]]:
@@ -185,7 +186,7 @@ def bases_of(
     (`hf.model.key_scales`); None: about equal ones.
     """
     names = [(i, which) for i in range(len(moments)) for which in ("key", "value")]
-    made = {(i, which): _basis(moments[i], which, settings, scales[i]) for i, which in names}
+    made = {(i, which): _basis(moments[i], which, regularization, scales[i]) for i, which in names}
     stacked = {
         which: torch.stack([basis for (_, w), (_, basis) in made.items() if w == which]).float()
         for which in ("key", "value")
@@ -207,7 +208,10 @@ def _check_moments(moments: Sequence[LayerMoments], facts: ModelFacts) -> None:
 
 
 def _basis(
-    moments: LayerMoments, which: Literal["key", "value"], settings: Settings, scales: Tensor | None
+    moments: LayerMoments,
+    which: Literal["key", "value"],
+    regularization: float,
+    scales: Tensor | None,
 ) -> tuple[Units, Float[Tensor, "kv_heads head_dim head_dim"]]:
     """(weight of a unit at the attention's output, per kv head; E), on the CPU.
 
@@ -225,7 +229,7 @@ def _basis(
     level = level_of(metric, units)
     unit_metric = metric / torch.where(level > 0, level, 1.0)[:, None, None]
     covariance = moments.covariance(which)
-    _, basis = klt(covariance, unit_metric, settings.regularization, units)
+    _, basis = klt(covariance, unit_metric, regularization, units)
     if which == "key":
         level = level * (moments.output * moments.covariance("value")).sum((-2, -1))
         level = level / moments.groups

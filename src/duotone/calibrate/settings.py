@@ -25,6 +25,8 @@ WHOLE_VALUE = TensorSpec(levels="lloyd", energy=1.5)
 # {mean bits up to here: spread of V's levels}: few levels lose the mean of tokens.
 PARTED_GAINS = {1.5: 1.1}
 WHOLE_GAINS = {1.5: 1.25, 2.5: 1.1}
+# Regularization of the metrics.
+PARTED_FLOOR, WHOLE_FLOOR = 100.0, 1.0
 # Bits of scales and zero-points: those beside which `bits` counts, and those of visual spans.
 PLAIN_BITS, SMALL_BITS = 16, 8
 # Factors of errors: of K and V, and of a foreground's against its background's.
@@ -39,8 +41,8 @@ class Settings:
     bits: of codes beside parameters of 16 bits, mean over the channels and tokens of all layers' K
     and V. Parameters of visual spans have 8 bits, and what that saves goes to codes. None: as many
     true bits as `duotone@1` takes at the samples' spans; 1 of a text stream.
-    regularization: of the metrics, see `klt`. With the default bases are all but orthogonal, which
-    is best on the models of `training.zoo` (docs/calibrate.md).
+    regularization: of the metrics, see `klt`. None: 100 where spans have two parts, so that bases
+    are all but orthogonal, else 1; both are best on small models (docs/calibrate.md).
     foreground: share of a visual span's tokens that get codes of their own, None: no background.
     group, recent: of a text stream, tokens that are packed together, and those at its end that stay
     in 16 bit. gain: of V's levels; None: a constant, or "fit" where spans are whole and the samples
@@ -48,7 +50,7 @@ class Settings:
     """
 
     bits: float | None = None
-    regularization: float = 100.0
+    regularization: float | None = None
     foreground: float | None = 0.45
     group: int = 128
     recent: int = 128
@@ -56,7 +58,7 @@ class Settings:
 
     def check(self, head_dim: int) -> None:
         """Raise ValueError for settings that heads of this size do not allow."""
-        if not self.regularization >= 0:
+        if self.regularization is not None and not self.regularization >= 0:
             raise ValueError(f"regularization must be >= 0, got {self.regularization}")
         if self.foreground is not None and not 0 < self.foreground < 1:
             raise ValueError(
@@ -72,6 +74,12 @@ class Settings:
     def code_bits(self) -> float:
         """`bits`, about 1 where a preset says how many."""
         return 1.0 if self.bits is None else self.bits
+
+    def floor(self, parts: Iterable[str]) -> float:
+        """`regularization` for tokens in these parts (`parts`)."""
+        if self.regularization is not None:
+            return self.regularization
+        return PARTED_FLOOR if "background" in parts else WHOLE_FLOOR
 
     def parts(self, multimodal: bool) -> dict[str, float]:
         """{policy of a `CacheSpec`: its share of the tokens}."""

@@ -60,12 +60,13 @@ def command(
         typer.Option(help="Share of a picture's tokens that are salient; 0: no background."),
     ] = 0.45,
     regularization: Annotated[
-        float,
+        float | None,
         typer.Option(
             help="Weight of the identity in the error metric, against the model's own: 0.1 for use "
-            "on data like the calibration's."
+            "on data like the calibration's.",
+            show_default="100 for spans in two parts, else 1",
         ),
-    ] = 100.0,
+    ] = None,
     recent: Annotated[
         int, typer.Option(help="Tokens at the end of a text model's stream that stay in 16 bit.")
     ] = 128,
@@ -83,10 +84,9 @@ def command(
     """Find the bases in which a model's K and V take few bits; write them with a spec.
 
     Reads calibration samples and answers them in 16 bit. Without --task, a model with pictures gets
-    made-up samples: noise, shapes, drawn pictures, random words. K of the visual tokens (of all
-    tokens in a text model) is decorrelated in the metric of the queries after them. V is
-    decorrelated in the metric of the output projection. A picture's salient tokens are stored
-    separately from its background. Bits go where they save most error, in all layers together.
+    made-up samples: noise, shapes, drawn pictures, random words. K and V of the visual tokens (of
+    all tokens in a text model) are decorrelated. A picture's salient tokens are stored separately
+    from its background. Bits go where they save most error, in all layers together.
 
     It ends with a comparison on samples that it did not use. A preset of no more true bits that is
     nearer to 16 bit takes the place of the calibrated spec in OUT.json.
