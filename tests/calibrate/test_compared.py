@@ -71,6 +71,15 @@ def test_a_good_calibration_is_kept_and_says_what_it_packs(pictured, made):
     assert steps[-1][0] == steps[-1][1]
 
 
+def test_the_preset_whose_bits_a_calibration_takes_is_its_rival(pictured, made):
+    _, _, data = made
+    bases, spec, _ = calibrate(pictured, data.batches)
+    end, _ = compare(pictured, bases, spec, data.heldout)
+    (preset,) = (one for one in end.others if one.label == "duotone @1")
+    assert end.found.bits <= preset.bits <= end.limit
+    assert end.rival.kl <= preset.kl
+
+
 def test_a_preset_takes_the_place_of_a_worse_calibration(pictured, made, tmp_path):
     bases, spec, data = made
     end, kept = compare(pictured, worse(bases), spec, data.heldout)

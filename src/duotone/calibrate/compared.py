@@ -23,8 +23,8 @@ from .gains import elsewhere
 from .moments import CalibrationBatch, facts_of
 
 CALIBRATED = "calibrated"
-# Presets that need no data, and their bits. Those that are planned to take more than `NEAR` times
-# the calibrated spec's bits are not measured.
+# Presets that need no data, and their bits. A calibration takes the bits of `duotone@1` or a little
+# less: presets of up to `NEAR` times its bits count as equal, and more are not measured.
 PRESETS = {
     "calibquant": (1, 2, 4),
     "minmax": (1, 2, 4),
@@ -47,7 +47,7 @@ def compare(
     keep_found: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Verdict, CacheSpec]:
-    """(verdict, the spec to use) of a calibrated spec and presets of no more true bits.
+    """(verdict, the spec to use) of a calibrated spec and presets of as many true bits or less.
 
     heldout: {task: batches}, none of which the calibration saw. keep_found: the calibrated spec is
     kept whatever was measured. progress: called with (done, total) batches and specs.
@@ -74,7 +74,8 @@ def compare(
             rows[name] = meter.measured(preset, _far_from(parts, len(heldout)))[0]
         _say(progress, done, len(encoded) + len(known))
     specs = {CALIBRATED: spec, **known}
-    end = verdict(CALIBRATED, specs, rows, known, asked=keep_found)
+    limit = NEAR * found.found.bits
+    end = verdict(CALIBRATED, specs, rows, known, limit=limit, asked=keep_found)
     return end, specs[end.kept]
 
 

@@ -88,8 +88,8 @@ def command(
     all tokens in a text model) are decorrelated. A picture's salient tokens are stored separately
     from its background. Bits go where they save most error, in all layers together.
 
-    It ends with a comparison on samples that it did not use. A preset of no more true bits that is
-    nearer to 16 bit takes the place of the calibrated spec in OUT.json.
+    It ends with a comparison on samples that it did not use. A preset of as many true bits or less
+    that is nearer to 16 bit takes the place of the calibrated spec in OUT.json.
 
     After an interruption it begins anew.
 
