@@ -46,7 +46,7 @@ def test_codes_are_read_by_the_answers() -> None:
     assert plain["accuracy"] == exact["accuracy"]
     assert (exact["visual_bits"], 1 < coarse["visual_bits"] < 2) == (64, True)
     # The cache counts its index, too.
-    assert 0 < parts["visual_bits"] - span_bits(rows["parts"], 49, 64) < 0.02
+    assert 0 < parts["visual_bits"] - span_bits(rows["parts"], 49, 64, 8) < 0.02
     counts = [int((batch.labels != -100)[row].sum()) for batch in batches for row in range(2)]
     assert plain["tokens"] == counts
     assert sum(coarse["kl_sums"]) / sum(counts) == pytest.approx(coarse["kl"], rel=1e-3)
