@@ -96,8 +96,10 @@ def ablations() -> dict[str, CacheSpec]:
 def made_up(model: Any, batch: Batch, folder: Path) -> dict[str, CacheSpec]:
     """{label: spec}: the default with pictures by a calibration that had no data."""
     ours = duotone.scheme("duotone-mixed", bits=4)
-    found = without_data(model, batch, folder).values()
-    return {f"{OURS}, pictures calibrated": with_pictures(ours, spec) for spec in found}
+    (spec,) = without_data(model, batch, folder).values()
+    if isinstance(spec, str):
+        raise ValueError(f"a row needs a calibration; got {spec}")
+    return {f"{OURS}, pictures calibrated": with_pictures(ours, spec)}
 
 
 SETS = {"default": default, "presets": presets, "rivals": rivals, "ablations": ablations}
@@ -218,10 +220,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--made-up",
-        type=int,
-        default=0,
-        help="samples of `duotone calibrate` without data; 0: no row",
+        "--made-up", action="store_true", help="a row of `duotone calibrate` without samples"
     )
     args = parser.parse_args()
     dtype = torch.float32 if args.device == "cpu" else torch.float16
@@ -233,7 +232,7 @@ def main() -> None:
     specs = {k: v for name in args.sets for k, v in SETS[name]().items()}
     with TemporaryDirectory() as folder:
         if args.made_up:
-            shape = replace(member.shapes[0], rows=args.made_up)
+            shape = replace(member.shapes[0], rows=args.rows)
             batch = _on(Feed("cpu", CALIBRATION, 1).next(shape), args.device, dtype)
             specs |= made_up(model, batch, Path(folder))
         rows = measure(talks, specs, args.impl)

@@ -66,17 +66,6 @@ def test_the_report_says_what_was_spent_and_on_what(made):
     assert all(0 < row["error"] < row["variance"] for row in report["tensors"])
 
 
-@pytest.mark.parametrize(
-    ("tokens", "front"), [(24, 11), (49, 23), (127, 58), (128, 64), (256, 128), (3328, 1472)]
-)
-def test_long_spans_are_divided_in_whole_tiles(tokens, front):
-    shares = Settings().shares(True, tokens)
-    assert shares["visual"] * tokens == pytest.approx(front)
-    assert sum(shares.values()) == 1
-    assert Settings(foreground=None).shares(True, tokens) == {"visual": 1.0}
-    assert Settings().shares(False, tokens) == {"text": 1.0}
-
-
 def test_the_spec_names_the_bases_of_every_layer(made):
     _, spec, _, file = made
     for layer, part in product(range(3), ("visual", "background")):
@@ -142,25 +131,6 @@ def test_wide_codes_in_the_bases_answer_as_16_bit(pictured, tmp_path, monkeypatc
     batch = prepare(model, data.batches[0].tensors)
     answers = [generate(model, batch, make_cache(model, s, batch), 6) for s in (None, spec)]
     assert answers[0].token_ids == answers[1].token_ids
-
-
-@pytest.mark.parametrize(("bits", "gain"), [(1.0, 1.25), (2.0, 1.1), (4.0, 1.0)])
-def test_levels_of_values_move_apart_where_they_are_few(bits, gain):
-    settings, parts = Settings(bits=bits), ("visual", "background")
-    assert settings.quantizer("value", ["visual"]).gain == gain
-    assert settings.quantizer("value", parts).gain == (1.1 if bits == 1 else 1.0)
-    assert settings.quantizer("key", parts).gain == "fit"
-
-
-def test_keys_of_whole_spans_keep_their_ends():
-    found = [
-        Settings().quantizer("key", p) for p in (["visual"], ["visual", "background"], ["text"])
-    ]
-    assert [(key.levels, key.energy, key.gain) for key in found] == [
-        ("uniform", 0.0, "fit"),
-        ("lloyd", 1.0, "fit"),
-        ("lloyd", 1.0, "fit"),
-    ]
 
 
 def test_samples_choose_the_gain_of_whole_spans(pictured, monkeypatch):
@@ -340,6 +310,17 @@ def test_bad_settings_are_refused_before_the_model_runs(name, pictured):
     settings, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         calibrate(pictured, iter(lambda: pytest.fail("a batch was asked for"), None), settings)
+
+
+def test_bases_of_two_parts_are_all_but_orthogonal(pictured):
+    data = calibration_data(pictured, [TINY_TASK], 4, 4)
+    bent = {}
+    for name, settings in (("parts", Settings()), ("whole", Settings(foreground=None))):
+        learned = learn(pictured, data.batches, settings)
+        bent[name] = [
+            float(torch.linalg.cond(x).max()) for x in (learned.bases.key, learned.bases.value)
+        ]
+    assert max(bent["parts"]) < 1.1 < 1.5 < max(bent["whole"])
 
 
 def test_data_without_visual_tokens_are_refused(pictured, tmp_path):

@@ -120,7 +120,12 @@ class Learned:
     @property
     def span_tokens(self) -> float:
         """Mean tokens of a span."""
-        return self.moments[0].tokens / self.moments[0].spans
+        return span_tokens(self.moments)
+
+
+def span_tokens(moments: Sequence[LayerMoments]) -> float:
+    """Mean tokens of a span; all layers see the same ones."""
+    return moments[0].tokens / moments[0].spans
 
 
 def learn(
@@ -146,8 +151,7 @@ def learn(
     scales = key_scales(model, facts, duotone.scheme("duotone", bits=1))
     floor = settings.floor(settings.parts(facts.is_multimodal))
     bases, units = bases_of(moments, floor, header, scales)
-    span_tokens = moments[0].tokens / moments[0].spans
-    shares = settings.shares(facts.is_multimodal, span_tokens)
+    shares = settings.shares(facts.is_multimodal, span_tokens(moments))
     variances = gather_profiles(model, batches, bases, shares, settings.group, second)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(variances.items())}
     return Learned(moments, bases, units, shares, spectra, facts)

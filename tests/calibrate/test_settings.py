@@ -1,0 +1,41 @@
+"""Settings of a calibration: constants by part, and how spans are divided."""
+
+import pytest
+
+from duotone.calibrate import Settings
+
+
+@pytest.mark.parametrize(
+    ("tokens", "front"), [(24, 11), (49, 23), (127, 58), (128, 64), (256, 128), (3328, 1472)]
+)
+def test_long_spans_are_divided_in_whole_tiles(tokens, front):
+    shares = Settings().shares(True, tokens)
+    assert shares["visual"] * tokens == pytest.approx(front)
+    assert sum(shares.values()) == 1
+    assert Settings(foreground=None).shares(True, tokens) == {"visual": 1.0}
+    assert Settings().shares(False, tokens) == {"text": 1.0}
+
+
+@pytest.mark.parametrize(("bits", "gain"), [(1.0, 1.25), (2.0, 1.1), (4.0, 1.0)])
+def test_levels_of_values_move_apart_where_they_are_few(bits, gain):
+    settings, parts = Settings(bits=bits), ("visual", "background")
+    assert settings.quantizer("value", ["visual"]).gain == gain
+    assert settings.quantizer("value", parts).gain == (1.1 if bits == 1 else 1.0)
+    assert settings.quantizer("key", parts).gain == "fit"
+
+
+def test_keys_of_whole_spans_keep_their_ends():
+    found = [
+        Settings().quantizer("key", p) for p in (["visual"], ["visual", "background"], ["text"])
+    ]
+    assert [(key.levels, key.energy, key.gain) for key in found] == [
+        ("uniform", 0.0, "fit"),
+        ("lloyd", 1.0, "fit"),
+        ("lloyd", 1.0, "fit"),
+    ]
+
+
+def test_the_metric_counts_for_whole_spans_and_streams():
+    floors = [Settings().floor(p) for p in (["visual", "background"], ["visual"], ["text"])]
+    assert floors == [100, 1, 1]
+    assert Settings(regularization=0.1).floor(["visual", "background"]) == 0.1
