@@ -31,8 +31,8 @@ from duotone import CacheSpec, QuantizedCache
 from duotone.quant.our_schemes import with_pictures
 from duotone.report.provenance import stamp, write_new_json
 from training.zoo.batches import Batch
-from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
+from training.zoo.unseen import EVERY
 
 PARTS = ("kl", "kl_pictures", "kl_text")
 KIVI = "kivi@2, released"
@@ -207,7 +207,7 @@ def _sizes(model: Any, lengths: list[int]) -> dict[str, Any]:
 def main() -> None:
     """Measure one model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=MEMBERS)
+    parser.add_argument("model", choices=EVERY)
     parser.add_argument("--zoo", type=Path, required=True, help="folder of weights")
     parser.add_argument("--rows", type=int, default=16, help="conversations of a batch")
     parser.add_argument("--batches", type=int, default=1)
@@ -226,7 +226,7 @@ def main() -> None:
     dtype = torch.float32 if args.device == "cpu" else torch.float16
     model = AutoModelForImageTextToText.from_pretrained(args.zoo / args.model, dtype=torch.float32)
     model.eval().to(args.device, dtype)
-    member, feed = MEMBERS[args.model], Feed("cpu", args.seed, 1)
+    member, feed = EVERY[args.model], Feed("cpu", args.seed, 1)
     made = (talk(member, feed, args.rows, args.parts) for _ in range(args.batches))
     talks = [Talk(model, _on(batch, args.device, dtype)) for batch in made]
     specs = {k: v for name in args.sets for k, v in SETS[name]().items()}

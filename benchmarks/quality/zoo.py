@@ -35,8 +35,9 @@ from duotone.quant.rivals import on_visual_spans
 from duotone.report.provenance import stamp, write_new_json
 from duotone.tune.bits import held
 from training.zoo.batches import Batch
-from training.zoo.members import MEMBERS, model_inputs
+from training.zoo.members import model_inputs
 from training.zoo.train import HELD_OUT, Feed
+from training.zoo.unseen import EVERY
 from training.zoo.vocabulary import ID, IMAGE
 
 SCHEMES = ("duotone", "duotone-whole", "calibquant-paper", "calibquant")
@@ -254,7 +255,7 @@ def _on(batch: Batch, device: str, dtype: torch.dtype) -> Batch:
 def main() -> None:
     """Measure one model under one stress."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=MEMBERS)
+    parser.add_argument("model", choices=EVERY)
     parser.add_argument("--zoo", type=Path, required=True, help="folder of weights")
     parser.add_argument("--stress", choices=STRESSES, default="none")
     parser.add_argument("--scale-keys", choices=("auto", "never"), default="auto")
@@ -281,7 +282,7 @@ def main() -> None:
     model = AutoModelForImageTextToText.from_pretrained(args.zoo / args.model, dtype=torch.float32)
     STRESSES[args.stress](model.eval())
     model.to(args.device, dtype)
-    feed, shape = Feed("cpu", args.seed, 1), replace(MEMBERS[args.model].shapes[0], rows=args.rows)
+    feed, shape = Feed("cpu", args.seed, 1), replace(EVERY[args.model].shapes[0], rows=args.rows)
     batches = (_on(feed.next(shape), args.device, dtype) for _ in range(args.batches))
     every = {name: spec for bits in WIDTHS for name, spec in specs(bits).items()}
     if args.candidates:

@@ -6,9 +6,10 @@ import torch
 from training.zoo import tasks
 from training.zoo.batches import Shape, make_batch
 from training.zoo.glyphs import CELL, EMPTY, load_atlas
-from training.zoo.members import MEMBERS, _patches, model_inputs
+from training.zoo.members import _patches, model_inputs
 from training.zoo.rendering import Draw, render
 from training.zoo.train import Trainee
+from training.zoo.unseen import EVERY
 from training.zoo.vocabulary import BOS, FIRST_GLYPH, IMAGE, PAD, VIDEO
 
 
@@ -66,9 +67,9 @@ def test_four_patches_in_a_row_are_a_cell() -> None:
     assert torch.equal(found, torch.arange(16.0).view(16, 1, 1).expand_as(found))
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", EVERY)
 def test_rows_have_all_visual_tokens_and_answers(name: str) -> None:
-    for shape in (*MEMBERS[name].shapes, *MEMBERS[name].first):
+    for shape in (*EVERY[name].shapes, *EVERY[name].first):
         small = Shape(5, shape.length, shape.side, shape.pictures, shape.frames)
         batch = make_batch(Draw(5, "cpu"), small, load_atlas("cpu"))
         assert batch.ids.shape == (5, shape.length)
@@ -81,9 +82,9 @@ def test_rows_have_all_visual_tokens_and_answers(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MEMBERS if name != "deep"])
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "deep"])
 def test_every_member_takes_its_batches(name: str) -> None:
-    member = MEMBERS[name]
+    member = EVERY[name]
     trainee = Trainee(member.build(), member.side)
     for shape in member.shapes:
         small = Shape(2, shape.length, shape.side, shape.pictures, shape.frames)

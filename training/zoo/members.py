@@ -13,6 +13,7 @@ from .glyphs import CELL
 from .vocabulary import BOS, EOS, ID, IMAGE, PAD, VIDEO, VOCABULARY
 
 PATCH = 8
+PATCHED = ("qwen", "glm4v")  # beginnings of model types that read pictures in patches, as Qwen
 TEXT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
@@ -36,7 +37,7 @@ IDS = {
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}
 
 
-def _tower(side: int, width: int, patch: int, **changes: Any) -> dict[str, Any]:
+def tower(side: int, width: int, patch: int, **changes: Any) -> dict[str, Any]:
     """Return CLIP's or SigLIP's fields; side: cells of 16 pixels."""
     return dict(
         hidden_size=width,
@@ -49,7 +50,7 @@ def _tower(side: int, width: int, patch: int, **changes: Any) -> dict[str, Any]:
     )
 
 
-def _qwen_tower(**changes: Any) -> dict[str, Any]:
+def qwen_tower(**changes: Any) -> dict[str, Any]:
     return dict(
         depth=4,
         num_heads=3,
@@ -64,7 +65,7 @@ def _qwen_tower(**changes: Any) -> dict[str, Any]:
 def llava(side: int) -> Any:
     """Return LLaVA: CLIP, an MLP, a Llama with multi-head attention."""
     return transformers.LlavaConfig(
-        vision_config=_tower(side, 192, CELL, model_type="clip_vision_model"),
+        vision_config=tower(side, 192, CELL, model_type="clip_vision_model"),
         text_config={**TEXT, "model_type": "llama", "head_dim": 64},
         image_token_index=IMAGE,
         image_seq_length=side**2,
@@ -77,7 +78,7 @@ def deep(side: int) -> Any:
     """Return 24 layers of a Mistral after SigLIP, for pages of 256 visual tokens."""
     text = {"num_hidden_layers": 24, "hidden_size": 320, "intermediate_size": 896, "head_dim": 64}
     return transformers.LlavaConfig(
-        vision_config=_tower(
+        vision_config=tower(
             side, 256, CELL, model_type="siglip_vision_model", vision_use_head=False
         ),
         text_config={
@@ -99,7 +100,7 @@ def qwen2_vl(side: int) -> Any:
     """Return Qwen2-VL: 3-D rotary positions, biases in q, k and v, films."""
     text = {**TEXT, "model_type": "qwen2_vl_text", "num_key_value_heads": 2}
     return transformers.Qwen2VLConfig(
-        vision_config=_qwen_tower(embed_dim=192, hidden_size=256, mlp_ratio=4),
+        vision_config=qwen_tower(embed_dim=192, hidden_size=256, mlp_ratio=4),
         text_config={**text, "rope_parameters": MROPE},
         **IDS,
     )
@@ -113,7 +114,7 @@ def qwen3_vl(side: int) -> Any:
         "num_key_value_heads": 2,
         "head_dim": 64,
     }
-    tower = _qwen_tower(
+    vision = qwen_tower(
         hidden_size=192,
         out_hidden_size=256,
         intermediate_size=768,
@@ -121,7 +122,7 @@ def qwen3_vl(side: int) -> Any:
         deepstack_visual_indexes=[1],
     )
     return transformers.Qwen3VLConfig(
-        vision_config=tower,
+        vision_config=vision,
         text_config={**TEXT, **text, "model_type": "qwen3_vl_text", "rope_parameters": MROPE},
         **IDS,
     )
@@ -138,7 +139,7 @@ def gemma3(side: int) -> Any:
     }
     text |= {"query_pre_attn_scalar": 256, "layer_types": kinds, "intermediate_size": 640}
     return transformers.Gemma3Config(
-        vision_config=_tower(
+        vision_config=tower(
             side, 192, PATCH, model_type="siglip_vision_model", vision_use_head=False
         ),
         text_config={**TEXT, **text, "model_type": "gemma3_text"},
@@ -154,9 +155,9 @@ def internvl(side: int) -> Any:
     """Return InternVL: pixel shuffle, a Qwen2 with six queries a head and slow rotary positions."""
     text = {"num_hidden_layers": 10, "hidden_size": 384, "intermediate_size": 1024}
     text |= {"num_attention_heads": 6, "num_key_value_heads": 1}
-    tower = _tower(side, 192, PATCH, model_type="internvl_vision", use_qk_norm=True)
+    vision = tower(side, 192, PATCH, model_type="internvl_vision", use_qk_norm=True)
     return transformers.InternVLConfig(
-        vision_config=tower,
+        vision_config=vision,
         text_config={
             **TEXT,
             **text,
@@ -283,13 +284,13 @@ def model_inputs(model: Any, batch: Batch) -> dict[str, Tensor]:
         given["token_type_ids"] = (batch.ids == IMAGE).long()
     if batch.pixels is None:
         return given
-    if kind.startswith("qwen"):
+    if kind.startswith(PATCHED):
         return given | _qwen_inputs(model, batch)
     return given | {"pixel_values": batch.pixels.flatten(0, 1)}
 
 
 def feature_module(model: Any) -> torch.nn.Module:
     """Return the module whose output is the visual tokens in order, to hook it."""
-    if model.config.model_type.startswith("qwen"):
+    if model.config.model_type.startswith(PATCHED):
         return model.model.visual.merger
     return model.model.multi_modal_projector

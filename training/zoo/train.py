@@ -27,8 +27,9 @@ from training.optimizer import build_optimizers
 
 from .batches import KINDS, Batch, Shape, make_batch
 from .glyphs import EMPTY, load_atlas
-from .members import MEMBERS, Member, feature_module, model_inputs
+from .members import Member, feature_module, model_inputs
 from .rendering import Draw
+from .unseen import EVERY
 
 WARMUP_STEPS, DECAY, FIRST_STAGE, SIGHT = 60, 0.6, 0.2, 0.5
 HELD_OUT = 10**9
@@ -240,7 +241,7 @@ class Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=MEMBERS)
+    parser.add_argument("model", choices=EVERY)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--steps", type=int, help="instead of seconds")
@@ -254,7 +255,7 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, default=8, help="batches of each shape to score")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    run = Run(MEMBERS[args.model], args)
+    run = Run(EVERY[args.model], args)
     run.train()
     run.finish()
 

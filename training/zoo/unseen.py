@@ -1,0 +1,71 @@
+"""Models that nothing is chosen on: their rows say what choices made on the zoo are worth."""
+
+from typing import Any
+
+import transformers
+
+from .batches import Shape
+from .glyphs import CELL
+from .members import IDS, MEMBERS, MROPE, PATCH, SHORT, TEXT, Member, qwen_tower, tower
+from .vocabulary import IMAGE
+
+HEAD_DIM = 128
+
+
+def internvl35(side: int) -> Any:
+    """Return InternVL 3.5: a Qwen3 with norms of q and k, heads of 128 channels."""
+    text = {"hidden_size": 320, "intermediate_size": 896, "num_key_value_heads": 2}
+    vision = tower(side, 192, PATCH, model_type="internvl_vision", use_qk_norm=True)
+    positions = {"rope_type": "default", "rope_theta": 5e6}
+    return transformers.InternVLConfig(
+        vision_config=vision,
+        text_config={
+            **TEXT,
+            **text,
+            "model_type": "qwen3",
+            "head_dim": HEAD_DIM,
+            "rope_parameters": positions,
+        },
+        image_token_id=IMAGE,
+        image_seq_length=side**2,
+        tie_word_embeddings=True,
+    )
+
+
+def glm4v(side: int) -> Any:
+    """Return GLM-4.1V: norms after attention and MLP, 3-D positions in a half of the channels."""
+    heads = 3
+    text = {"hidden_size": heads * HEAD_DIM, "intermediate_size": 1024}
+    text |= {"num_attention_heads": heads, "num_key_value_heads": 1}
+    vision = qwen_tower(hidden_size=192, intermediate_size=768, image_size=side * CELL)
+    vision["out_hidden_size"] = text["hidden_size"]
+    positions = {**MROPE, "partial_rotary_factor": 0.5}
+    return transformers.Glm4vConfig(
+        vision_config=vision,
+        text_config={**TEXT, **text, "model_type": "glm4v_text", "rope_parameters": positions},
+        image_token_id=IMAGE,
+        video_token_id=IDS["video_token_id"],
+        image_start_token_id=IDS["vision_start_token_id"],
+        image_end_token_id=IDS["vision_end_token_id"],
+        tie_word_embeddings=True,
+    )
+
+
+UNSEEN = {
+    member.name: member
+    for member in (
+        Member(
+            "internvl3.5",
+            internvl35,
+            (Shape(48, 304, 12, 1), Shape(24, 384)),
+            (Shape(48, 240, 12, 1), SHORT),
+        ),
+        Member(
+            "glm4v",
+            glm4v,
+            (Shape(48, 368, 7, 2), Shape(16, 384)),
+            (Shape(96, 128, 7, 1), SHORT),
+        ),
+    )
+}
+EVERY = MEMBERS | UNSEEN
