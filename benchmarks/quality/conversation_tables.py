@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.quality.zoo_bounds import of_unseen, of_zoo
 from duotone.report.markdown import Result, markdown_table, source
 
 KIVI, TYPICAL = "kivi@2, released", 1.96
@@ -86,6 +87,7 @@ def bytes_table(results: Sequence[Result]) -> str:
 
 
 RENDERERS = {
-    "talk": ("duotone.conversation/1", talk_table),
+    "talk": ("duotone.conversation/1", lambda results: talk_table(of_zoo(results))),
+    "unseen-talk": ("duotone.conversation/1", lambda results: talk_table(of_unseen(results))),
     "talk-bytes": ("duotone.conversation-bytes/1", bytes_table),
 }

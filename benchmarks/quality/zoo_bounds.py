@@ -33,6 +33,23 @@ COLUMNS = {
 }
 
 
+def of_zoo(results: Sequence[Result]) -> list[Result]:
+    """Results of models that constants were chosen on."""
+    return [result for result in results if not is_unseen(result)]
+
+
+def of_unseen(results: Sequence[Result]) -> list[Result]:
+    """Results of models that nothing was chosen on."""
+    return [result for result in results if is_unseen(result)]
+
+
+def is_unseen(result: Result) -> bool:
+    """True for a result of a model that nothing was chosen on."""
+    from training.zoo.unseen import UNSEEN  # which loads models' libraries
+
+    return result["model"] in UNSEEN
+
+
 def bounds_table(results: Sequence[Result]) -> str:
     """Ratios of KL: in the geometric mean, at worst, and how many cases keep the share."""
     from benchmarks.quality.choose import Case  # which loads models' libraries
@@ -61,6 +78,29 @@ def calibrated_table(results: Sequence[Result]) -> str:
     return f"{table}\n\n{legend}\n\n*{source(*_files(found, results))}.*"
 
 
+def rows_table(results: Sequence[Result]) -> str:
+    """KL and true bits of all rows by model, without stress; by bits."""
+    from benchmarks.quality.zoo_files import newest
+
+    found = [result for result in newest(results) if result["stress"] == "none"]
+    cells = [_all_cells(result) for result in found]
+    names = sorted({name for column in cells for name in column}, key=lambda n: _bits(n, found))
+    rows = [[name, *(column.get(name, "") for column in cells)] for name in names]
+    counts = sorted({result["sequences"] for result in found})
+    legend = (
+        f"KL in nats ± half the 95 % interval over {' or '.join(map(str, counts))} sequences; true "
+        "bits of visual tokens. By true bits, the fewest first."
+    )
+    table = markdown_table(["row", *(result["model"] for result in found)], rows)
+    return f"{table}\n\n{legend}\n\n*{source(*_files(found, results))}.*"
+
+
+def _bits(name: str, results: Sequence[Result]) -> tuple[float, str]:
+    """(true bits, name), to sort by."""
+    rows = (row for result in results for row in result["rows"] if row["row"] == name)
+    return min(row["visual_bits"] for row in rows if "visual_bits" in row), name
+
+
 def _files(cases: Sequence[Result], files: Sequence[Result]) -> list[Result]:
     """Files that cases are of."""
     keys = [(case["model"], case["stress"], case.get("seed")) for case in cases]
@@ -68,13 +108,17 @@ def _files(cases: Sequence[Result], files: Sequence[Result]) -> list[Result]:
 
 
 def _cells(result: Result) -> list[str]:
-    rows = {row["row"]: row for row in result["rows"] if "kl" in row}
-    return [
-        f"{row['kl']:.2g} ± {row['kl_interval']:.1g} ({row['visual_bits']:.2f})"
-        if (row := rows.get(name))
-        else ""
-        for name in COLUMNS
-    ]
+    cells = _all_cells(result)
+    return [cells.get(name, "") for name in COLUMNS]
+
+
+def _all_cells(result: Result) -> dict[str, str]:
+    """{row: KL and true bits} of rows with numbers."""
+    return {
+        row["row"]: f"{row['kl']:.2g} ± {row['kl_interval']:.1g} ({row['visual_bits']:.2f})"
+        for row in result["rows"]
+        if "visual_bits" in row
+    }
 
 
 def _line(cases: Sequence[Any], row: str, others: Sequence[str], share: float) -> list[str] | None:
@@ -111,6 +155,8 @@ def _ratios(
 
 
 RENDERERS: dict[str, Any] = {
-    "zoo-bounds": ("duotone.zoo/1", bounds_table),
-    "zoo-calibrated": ("duotone.zoo/1", calibrated_table),
+    "zoo-bounds": ("duotone.zoo/1", lambda results: bounds_table(of_zoo(results))),
+    "zoo-calibrated": ("duotone.zoo/1", lambda results: calibrated_table(of_zoo(results))),
+    "unseen-bounds": ("duotone.zoo/1", lambda results: bounds_table(of_unseen(results))),
+    "unseen-rows": ("duotone.zoo/1", lambda results: rows_table(of_unseen(results))),
 }

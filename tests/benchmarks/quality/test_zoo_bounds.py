@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.quality.zoo_bounds import bounds_table, calibrated_table
+from benchmarks.quality.zoo_bounds import RENDERERS, bounds_table, calibrated_table, rows_table
 
 
 def result(model: str, created: str = "2026-11-28", **kl: float) -> dict[str, Any]:
@@ -44,3 +44,29 @@ def test_calibrations_stand_beside_presets_by_model() -> None:
     table = calibrated_table([one, result("b", ours=1.0) | {"stress": "keys x8"}])
     assert "| a |  | 0.5 ± 0.2 (1.50) |  |  |  |  |" in table
     assert "| b |" not in table
+
+
+def test_models_that_nothing_was_chosen_on_have_tables_of_their_own() -> None:
+    files = [
+        result("llava", ours=0.25, lloyd=1.0),
+        result("glm4v", ours=0.5, lloyd=1.0),
+    ]
+    zoo, unseen = (RENDERERS[f"{name}-bounds"][1](files) for name in ("zoo", "unseen"))
+    assert "| 0.25 | 0.25 | llava |" in zoo
+    assert "| 0.5 | 0.5 | glm4v |" in unseen
+    assert "glm4v" not in zoo
+    assert "llava" not in unseen
+
+
+def test_rows_of_all_models_stand_by_their_bits() -> None:
+    one, other = result("a", ours=0.5, lloyd=1.0), result("b", paper=2.0)
+    for file, bits in ((one, (1.5, 1.25)), (other, (1.75,))):
+        for row, held in zip(file["rows"][1:], bits, strict=True):
+            row |= {"kl_interval": 0.25, "visual_bits": held}
+    one["sequences"] = other["sequences"] = 2
+    one["rows"].append({"row": "commvq@1", "failed": "why"})
+    lines = rows_table([one, other]).splitlines()
+    assert lines[2] == "| lloyd, one gain@1 | 1 ± 0.2 (1.25) |  |"
+    assert lines[3] == "| duotone@1 | 0.5 ± 0.2 (1.50) |  |"
+    assert lines[4] == "| calibquant-paper@1 |  | 2 ± 0.2 (1.75) |"
+    assert "over 2 sequences" in rows_table([one, other])
