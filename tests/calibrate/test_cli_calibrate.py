@@ -8,10 +8,12 @@ import pytest
 from cli_runs import error_of, run
 from safetensors.torch import load_file
 
+import duotone
 from duotone.calibrate import Settings
 from duotone.cli.calibrate import command
 from duotone.loading import Loaded
 from duotone.models import duotone_tiny_path
+from duotone.quant.schemes import named
 from tiny_text import text_model
 from tiny_vlm import WORDS, TinyProcessor, tiny_model
 
@@ -23,6 +25,8 @@ REFUSED = {
     "no bits": ((*SMALL, "--bits", "0"), "bits per channel must lie in [0.125, 4]"),
     "a task twice": ((*SMALL, "--task", "documents"), "tasks must have different names"),
     "a text that is no file": (("--task", "nothing.txt"), "must be an existing file"),
+    "text in 16 bit": ((*SMALL, "--text", "duotone@1"), "that quantizes text, got 'dense'"),
+    "no scheme": ((*SMALL, "--text", "nothing"), "a scheme must be among"),
     "no tensors": (("--task", "nothing.safetensors"), "No such file or directory: nothing"),
 }
 
@@ -61,6 +65,17 @@ def test_from_samples_to_a_spec_that_other_commands_take(tmp_path, monkeypatch):
     other = ("documents", "-n", "1", "--device", "cpu", "--out", tmp_path / "results")
     used = run("evaluate", "--scheme", tmp_path / "mine.json", *other)
     assert used.exit_code == 0, used.output
+
+
+def test_text_and_answers_stand_beside_calibrated_pictures(tmp_path):
+    options = ("--heldout", "0", "--text", "duotone-mixed@4", "-o", tmp_path / "mine")
+    result = run("calibrate", *SMALL, *options)
+    assert result.exit_code == 0, result.output
+    assert "Text and answers are as in duotone-mixed@4" in result.stdout
+    spec, words = duotone.CacheSpec.from_file(tmp_path / "mine.json"), named("duotone-mixed@4")
+    assert (spec.text, spec.sink, spec.recent) == (words.text, words.sink, words.recent)
+    assert str(tmp_path / "mine.safetensors") in spec.layers[0].visual.key.transform
+    assert json.loads((tmp_path / "mine.report.json").read_text())["text"] == "duotone-mixed@4"
 
 
 def test_options_have_the_defaults_of_the_settings():

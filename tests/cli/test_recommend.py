@@ -33,7 +33,7 @@ def test_the_embedded_models_has_bytes_loss_speed_and_why() -> None:
         assert part in shown
     for command in ("evaluate captions", "bench generate"):
         assert f"For this model: duotone {command} --model duotone-tiny" in shown
-    assert "without samples: duotone calibrate duotone-tiny -o mine" in shown
+    assert "samples: duotone calibrate duotone-tiny --text duotone-mixed@4 -o mine" in shown
     assert "On an H200:\ndecode attention of visual tokens" in shown
 
 

@@ -7,7 +7,7 @@ from duotone.attention.cuda.spans import layout
 from duotone.quant.our_schemes import PARTS, TILE, Part, Parts, with_pictures
 
 FOREGROUND = {"foreground", "short_foreground", "foreground_multiple"}
-VISUAL = {"visual", "background", *FOREGROUND, "ranges", "layers"}
+VISUAL = {"visual", "background", *FOREGROUND, "tau", "ranges", "layers"}
 
 
 @pytest.mark.parametrize(("bits", "recent"), [(2, 96), (4, 32)])
@@ -27,6 +27,13 @@ def test_short_spans_keep_their_share_in_another_text() -> None:
     spec = with_pictures(scheme("duotone-stream"), pictures)
     assert spec.foreground_of(100) == 30
     assert spec.foreground_of(200) == pictures.foreground_of(200) == 128
+
+
+def test_calibrated_scores_stay_beside_another_text() -> None:
+    pictures = scheme("calibquant", bits=1)
+    spec = with_pictures(scheme("duotone-mixed"), pictures)
+    assert spec.tau == pictures.tau == (0.0, 3.0)
+    assert (spec.background, spec.layers) == (None, ())
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])

@@ -16,6 +16,7 @@ from .common import (
     ModelArgument,
     print_json,
     progress_bar,
+    scheme_spec,
     user_errors,
 )
 from .samples import load_with_data, sampled_tasks
@@ -76,6 +77,14 @@ def command(
     keep_found: Annotated[
         bool, typer.Option(help="Write the calibrated spec, also where a preset is better.")
     ] = False,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="Scheme of text and answers beside the pictures, e.g. duotone-mixed@4, or a .json "
+            "file.",
+            show_default="16 bit",
+        ),
+    ] = None,
     context: ContextOption = 1024,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
@@ -97,20 +106,24 @@ def command(
 
       duotone calibrate -o mine
 
-      duotone calibrate OpenGVLab/InternVL3-1B-hf -o mine
+      duotone calibrate OpenGVLab/InternVL3-1B-hf --text duotone-mixed@4 -o mine
 
       duotone calibrate OpenGVLab/InternVL3-1B-hf --task mine.jsonl --samples 32 --bits 1 -o mine
 
       duotone compare --scheme mine.json
     """
     from duotone.calibrate import Settings, calibrate, check_files, compare, write
+    from duotone.calibrate.text import check_has_pictures
+    from duotone.quant.our_schemes import with_pictures
 
     settings = Settings(bits, regularization, foreground or None, group, recent)
     tasks, samples = sampled_tasks(task, model, samples, context, made_up=True)
-    files = check_files(out)
+    files, words = check_files(out), _text_spec(text)
     sizes = {"samples": samples, "batch_size": batch_size}
     sizes["heldout"] = max(3, HELD_OUT // len(tasks)) if heldout is None else heldout
     loaded, data = load_with_data(model, device, settings, tasks, **sizes)
+    if words is not None:
+        check_has_pictures(loaded.model, data.batches, words)
     started = perf_counter()
     with progress_bar("calibrating") as progress:
         bases, found, report = calibrate(
@@ -124,12 +137,25 @@ def command(
             )
         seconds["comparison"] = perf_counter() - started - seconds["calibration"]
     report |= {"command": shlex.join(["duotone", *sys.argv[1:]])}
-    report |= {"verdict": end and end.to_dict(), "seconds": seconds}
+    report |= {"verdict": end and end.to_dict(), "seconds": seconds, "text": text}
+    if words is not None:
+        spec, found = (with_pictures(words, pictures) for pictures in (spec, found))
     written = [str(path) for path in write(bases, spec, out, report, found)]
     if json_output:
         print_json(report | {"files": written})
     else:
         _show(report, written)
+
+
+def _text_spec(text: str | None) -> Any:
+    """CacheSpec of the scheme of text; None for 16 bit. Errors: ValueError as for `check_text`."""
+    from duotone.calibrate.text import check_text
+
+    if text is None:
+        return None
+    spec = scheme_spec(text, None)
+    check_text(spec)
+    return spec
 
 
 def _show(report: dict[str, Any], files: list[str]) -> None:
@@ -153,5 +179,7 @@ def _show(report: dict[str, Any], files: list[str]) -> None:
     not_compared = ["No samples were held out: nothing says that this spec beats a preset."]
     for sentence in report["verdict"]["sentences"] if report["verdict"] else not_compared:
         console.print(sentence, style="bold", markup=False, soft_wrap=True)
+    if report["text"] is not None:
+        console.print(f"Text and answers are as in {report['text']}; the comparison had 16 bit.")
     console.print("Written: " + ", ".join(files), soft_wrap=True)
     console.print(f"Use it:  duotone compare --scheme {files[1]}", soft_wrap=True)

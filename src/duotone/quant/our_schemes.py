@@ -17,7 +17,7 @@ def visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
 def with_pictures(spec: CacheSpec, pictures: CacheSpec) -> CacheSpec:
     """Spec with the visual half of another one."""
     foreground = ("foreground", "short_foreground", "foreground_multiple")
-    names = ("visual", "background", *foreground, "ranges", "layers")
+    names = ("visual", "background", *foreground, "tau", "ranges", "layers")
     return spec.replace(**{name: getattr(pictures, name) for name in names})
 
 
