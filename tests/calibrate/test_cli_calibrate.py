@@ -78,6 +78,18 @@ def test_text_and_answers_stand_beside_calibrated_pictures(tmp_path):
     assert json.loads((tmp_path / "mine.report.json").read_text())["text"] == "duotone-mixed@4"
 
 
+def test_files_are_moved_together(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("calibrate", *SMALL, "--heldout", "0", "-o", "here/mine")
+    assert result.exit_code == 0, result.output
+    assert "Use it: duotone compare --scheme here/mine.json" in " ".join(result.stdout.split())
+    (tmp_path / "here").rename(tmp_path / "there")
+    monkeypatch.chdir("/")
+    other = ("documents", "-n", "1", "--device", "cpu", "--out", tmp_path / "results")
+    used = run("evaluate", "--scheme", tmp_path / "there" / "mine.json", *other)
+    assert used.exit_code == 0, used.output
+
+
 def test_options_have_the_defaults_of_the_settings():
     options = inspect.signature(command).parameters
     ours = Settings().to_dict()
@@ -138,6 +150,7 @@ def test_another_model_needs_no_samples(tiny, tmp_path):
     result = run("calibrate", tiny, *small, "-o", tmp_path / "mine")
     assert result.exit_code == 0, result.output
     assert "on 8 held-out samples (made-up)" in result.stdout
+    assert f"duotone compare --model {tiny} --scheme {tmp_path / 'mine.json'}" in result.stdout
     report = json.loads((tmp_path / "mine.report.json").read_text())
     (source,) = report["header"]["data"]
     assert (source["task"], source["samples"]) == ("made-up", 4)

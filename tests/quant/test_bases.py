@@ -4,8 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.quant import bases as module
-from duotone.quant.bases import Bases, Reference, bases, check_unchanged, turn
+from duotone.quant.bases import Bases, Reference, bases, check_unchanged, turn, with_files
 from duotone.quant.rotation import into_basis, out_of_basis, query_into_basis
 from duotone.tools import tensor_file
 
@@ -127,3 +128,26 @@ def test_a_file_that_changes_while_it_is_used_is_noticed(file) -> None:
     Path(file).unlink()
     check_unchanged(file)
     assert bases(file) is first
+
+
+def test_a_spec_finds_bases_that_lie_beside_its_file(tmp_path):
+    tensor = TensorSpec(1, transform="klt:mine.safetensors#3.key")
+    spec = CacheSpec(visual=KVSpec(tensor, tensor.replace(transform="hadamard")))
+    file = tmp_path / "mine.json"
+    file.write_text(spec.to_json())
+    assert CacheSpec.from_file(file) == spec  # maybe of the working directory
+    (tmp_path / "mine.safetensors").touch()
+    found = CacheSpec.from_file(file).visual
+    assert found.key.transform == f"klt:{tmp_path / 'mine.safetensors'}#3.key"
+    assert found.value.transform == "hadamard"
+
+
+def test_shipped_bases_stay_and_others_are_renamed():
+    names = ["klt:preset:duotone-klt#0.key", "klt:a/b.safetensors#1.value", "klt", 3]
+    renamed = with_files({"x": [{"transform": name} for name in names]}, str.upper)
+    assert [each["transform"] for each in renamed["x"]] == [
+        "klt:preset:duotone-klt#0.key",
+        "klt:A/B.SAFETENSORS#1.value",
+        "klt",
+        3,
+    ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from duotone.quant import CacheSpec
-from duotone.quant.bases import Bases
+from duotone.quant.bases import Bases, with_files
 
 BASES, SPEC, REPORT, FOUND = ".safetensors", ".json", ".report.json", ".found.json"
 
@@ -23,19 +23,29 @@ def write(
     """Write the bases and, next to them, the spec to use and the report of the calibration.
 
     found: the calibrated spec, which is written as OUT.found.json where `spec` is another one.
+    Specs name the bases by the file's name alone: the files may be moved together.
     Errors: ValueError for files that exist.
     """
     check_files(out)
-    texts = {SPEC: spec.to_json() + "\n"}
+    files = files_of(out)
+    texts = {SPEC: _text(spec, files[BASES])}
     if report is not None:
         texts[REPORT] = json.dumps(report, indent=1) + "\n"
     if found not in (None, spec):
-        texts[FOUND] = found.to_json() + "\n"
-    files = files_of(out)
+        texts[FOUND] = _text(found, files[BASES])
     bases.save(files[BASES])
     for kind, text in texts.items():
         files[kind].write_text(text, encoding="utf-8")
     return [files[kind] for kind in (BASES, *texts)]
+
+
+def _text(spec: CacheSpec, bases: Path) -> str:
+    """JSON of a spec that lies beside its bases."""
+
+    def name_of(file: str) -> str:
+        return bases.name if Path(file) == bases else file
+
+    return json.dumps(with_files(spec.to_dict(), name_of)) + "\n"
 
 
 def files_of(out: str | Path) -> dict[str, Path]:

@@ -7,14 +7,13 @@ to 16 bit (dev/log/quality.md).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from duotone.quant import CacheSpec
-from duotone.quant.bases import Bases, Reference
+from duotone.quant.bases import Bases, with_files
 from duotone.tune.batches import ready
 from duotone.tune.trials import Meter
 
@@ -50,6 +49,4 @@ def elsewhere(bases: Bases, spec: CacheSpec, folder: Path) -> CacheSpec:
     file = folder / "bases.safetensors"
     if not file.exists():
         bases.save(file)
-    named = next(Reference.parse(tensor.transform).file for tensor in spec.tensors)
-    text = spec.to_json().replace(json.dumps(named)[1:-1], json.dumps(str(file))[1:-1])
-    return CacheSpec.from_json(text)
+    return CacheSpec.from_dict(with_files(spec.to_dict(), lambda _: str(file)))

@@ -144,7 +144,7 @@ def command(
     if json_output:
         print_json(report | {"files": written})
     else:
-        _show(report, written)
+        _show(report, written, model)
 
 
 def _text_spec(text: str | None) -> Any:
@@ -158,7 +158,7 @@ def _text_spec(text: str | None) -> Any:
     return spec
 
 
-def _show(report: dict[str, Any], files: list[str]) -> None:
+def _show(report: dict[str, Any], files: list[str], model: str | None) -> None:
     """Show bits of K and V by layer, the comparison, and the use of the files."""
     from rich.console import Console
     from rich.table import Table
@@ -182,4 +182,6 @@ def _show(report: dict[str, Any], files: list[str]) -> None:
     if report["text"] is not None:
         console.print(f"Text and answers are as in {report['text']}; the comparison had 16 bit.")
     console.print("Written: " + ", ".join(files), soft_wrap=True)
-    console.print(f"Use it:  duotone compare --scheme {files[1]}", soft_wrap=True)
+    of = [] if model is None else ["--model", model]
+    use = shlex.join(["duotone", "compare", *of, "--scheme", files[1]])
+    console.print(f"Use it:  {use}", soft_wrap=True)

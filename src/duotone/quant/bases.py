@@ -7,13 +7,13 @@ quantized and never rotated back:
     sum p v = (sum p (v E)) E^-1        and so are outputs
 
 Specs name a basis by reference, "klt:FILE#LAYER.key" or ".value"; FILE is a path, or "preset:NAME"
-for a file that ships with duotone.
+for a file that ships with duotone. In a spec's own file a relative path is of that file's folder.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -57,6 +57,28 @@ class Reference(NamedTuple):
         """Parse a reference; None if `text` is no reference."""
         found = REFERENCE.fullmatch(text)
         return found and cls(found["file"], int(found["layer"]), found["which"])
+
+
+def with_files(data: Any, file_of: Callable[[str], str]) -> Any:
+    """JSON-safe data with the files of all references in it replaced; shipped files stay."""
+    if isinstance(data, dict):
+        return {name: with_files(value, file_of) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [with_files(value, file_of) for value in data]
+    reference = Reference.parse(data) if isinstance(data, str) else None
+    if reference is None or _ships(reference.file):
+        return data
+    return str(reference._replace(file=file_of(reference.file)))
+
+
+def beside(folder: Path) -> Callable[[str], str]:
+    """`file_of` for `with_files`: relative paths are of `folder`, where a file lies there."""
+
+    def file_of(file: str) -> str:
+        found = folder / file
+        return str(found) if found.is_file() else file
+
+    return file_of
 
 
 @dataclass(frozen=True)

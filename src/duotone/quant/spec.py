@@ -11,8 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
+from duotone.quant.bases import beside, with_files
 from duotone.quant.eviction import Eviction
 from duotone.quant.kv_spec import KVSpec as KVSpec
 from duotone.quant.layer_rules import RULED
@@ -83,6 +85,10 @@ class CacheSpec(Record):
     layers: tuple[LayerRule, ...] = of_policy(())
     share: Sharing | None = decoded(None)
     evict: Eviction | None = of_policy(None)
+
+    @classmethod
+    def _of_folder(cls, data: Any, folder: Path) -> Any:
+        return with_files(data, beside(folder))
 
     def __post_init__(self) -> None:
         self._normalise_policies()

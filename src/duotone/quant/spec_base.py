@@ -114,9 +114,14 @@ class Record:
     def from_file(cls: type[R], path: str | Path) -> R:
         """Read the JSON of `to_json` from a file. Errors: ValueError naming the file."""
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+            return cls.from_dict(cls._of_folder(_read(path), Path(path).parent))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+    @classmethod
+    def _of_folder(cls, data: Any, folder: Path) -> Any:
+        """Data of a file in a folder, with paths that are relative to it."""
+        return data
 
     @classmethod
     def from_dict(cls: type[R], data: Mapping[str, Any]) -> R:
@@ -129,6 +134,10 @@ class Record:
             rule = f"data of a {cls.__name__} must have the field {' or '.join(names)}"
             require(ok, rule, dict(data), "A default would choose a quantizer in silence.")
         return cls(**data)
+
+
+def _read(path: str | Path) -> Any:
+    return json_text.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def _check_names(cls: type[Record], given: Mapping[str, Any]) -> list[str]:
