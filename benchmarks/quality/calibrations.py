@@ -95,9 +95,11 @@ def calibrations(model: Any, batch: Batch, folder: Path) -> dict[str, CacheSpec 
     return _calibrated(model, batch, SETTINGS, folder / "own")
 
 
-def without_data(model: Any, batch: Batch, folder: Path) -> dict[str, CacheSpec | str]:
+def without_data(
+    model: Any, batch: Batch, folder: Path, rows: int = MADE_UP_SAMPLES
+) -> dict[str, CacheSpec | str]:
     """`calibrations` from made-up samples, with pictures and turns where the batch has them."""
-    return _calibrated(model, made_up(batch), MADE_UP, folder / "made-up")
+    return _calibrated(model, made_up(batch, rows), MADE_UP, folder / "made-up")
 
 
 def _calibrated(

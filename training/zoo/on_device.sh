@@ -8,7 +8,7 @@
 #   bash training/zoo/on_device.sh talk 2 [more arguments]      benchmarks.quality.conversation on 2 x 32 conversations of every model;
 #                                                               talk.tgz into $OUT
 #
-# Then `cat zoo.tar.* | tar x` makes zoo/MODEL/. MODELS names fewer; with --resume in `more
+# Then `cat zoo.tar.* | tar x` makes zoo/MODEL/. MODELS names fewer, or those of unseen.py; with --resume in `more
 # arguments` training goes on from the weights that lie on the machine. `measure` also takes weights
 # that were carried, in .carry/zoo/MODEL/; files of `measure` go through benchmarks/quality/choose.py.
 # SEED: of other rows than candidates were screened on. COMMVQ: training steps of its rows; CALIBRATE: sequences of

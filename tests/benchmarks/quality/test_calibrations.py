@@ -38,9 +38,9 @@ def test_a_prompt_reads_as_its_row_does_up_to_the_last_question(name: str) -> No
 
 
 def test_calibrated_rows_are_read_at_about_a_bit_with_their_parameters(tmp_path: Path) -> None:
-    model = MEMBERS["llava"].build().eval()
+    model = short("llava").build().eval()
     rows = calibrations.calibrations(model, batch_of("llava", 2), tmp_path)
-    rows |= calibrations.without_data(model, batch_of("llava", 2), tmp_path)
+    rows |= calibrations.without_data(model, batch_of("llava", 2), tmp_path, rows=4)
     named = ["calibrated@1", "calibrated, whole@1", "calibrated, equal bits@1"]
     assert list(rows) == [*named, "calibrated, made up@1"]
     assert [spec.background is None for spec in rows.values()] == [False, True, False, False]
@@ -56,7 +56,7 @@ def test_calibrated_rows_are_read_at_about_a_bit_with_their_parameters(tmp_path:
 
 @pytest.mark.parametrize("name", ["llava", "qwen2-vl"])
 def test_made_up_rows_have_nothing_of_a_batch_but_its_frames(name: str) -> None:
-    one, other = (calibrations.made_up(batch_of(name, 3, seed)) for seed in (1, 1 + CALIBRATION))
+    one, other = (calibrations.made_up(batch_of(name, 3, seed), 7) for seed in (1, 1 + CALIBRATION))
     torch.testing.assert_close(one.pixels, other.pixels, atol=0, rtol=0)
     assert one.pixels.aminmax() == pytest.approx((-1, 1), abs=0.5)
     framed = [torch.isin(each.ids, torch.tensor(calibrations.FRAMES)) for each in (one, other)]
