@@ -6,6 +6,7 @@ import torch
 import duotone
 from duotone.calibrate import CalibrationBatch
 from duotone.calibrate.text import check_has_pictures, check_text
+from duotone.quant.our_schemes import with_pictures
 from tiny_text import text_model
 from tiny_vlm import pictured, tiny_model
 
@@ -16,6 +17,22 @@ def test_text_has_one_quantizer_in_all_layers():
     check_text(MIXED)
     with pytest.raises(ValueError, match="must have one quantizer in all layers"):
         check_text(duotone.scheme("asymkv", lk=1, lv=1))
+
+
+def test_layers_share_no_text_beside_pictures():
+    with pytest.raises(ValueError, match="must have codes of its own in all layers"):
+        check_text(duotone.scheme("xquant"))
+
+
+@pytest.mark.parametrize("name", duotone.schemes())
+def test_text_that_is_taken_stands_beside_pictures_in_two_parts(name):
+    spec = duotone.scheme(name)
+    try:
+        check_text(spec)
+    except ValueError:
+        return
+    pictures = duotone.scheme("duotone", bits=1)
+    assert with_pictures(spec, pictures).background == pictures.background
 
 
 def test_text_in_16_bit_is_none():

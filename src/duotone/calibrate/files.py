@@ -43,7 +43,7 @@ def _text(spec: CacheSpec, bases: Path) -> str:
     """JSON of a spec that lies beside its bases."""
 
     def name_of(file: str) -> str:
-        return bases.name if Path(file) == bases else file
+        return bases.name if Path(file).resolve() == bases.resolve() else file
 
     return json.dumps(with_files(spec.to_dict(), name_of)) + "\n"
 

@@ -23,6 +23,11 @@ def check_text(spec: CacheSpec) -> None:
             "text beside pictures must have one quantizer in all layers, got rules for layers; "
             "take a scheme without them, e.g. duotone-mixed@4"
         )
+    if spec.share is not None:
+        raise ValueError(
+            f"text beside pictures must have codes of its own in all layers, got {spec.share}; "
+            "take a scheme without shared codes, e.g. duotone-mixed@4"
+        )
 
 
 def check_has_pictures(model: Any, batches: Sequence[CalibrationBatch], spec: CacheSpec) -> None:

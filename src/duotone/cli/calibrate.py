@@ -180,7 +180,8 @@ def _show(report: dict[str, Any], files: list[str], model: str | None) -> None:
     for sentence in report["verdict"]["sentences"] if report["verdict"] else not_compared:
         console.print(sentence, style="bold", markup=False, soft_wrap=True)
     if report["text"] is not None:
-        console.print(f"Text and answers are as in {report['text']}; the comparison had 16 bit.")
+        compared = "; they had 16 bit in the comparison" if report["verdict"] else ""
+        console.print(f"Text and answers are as in {report['text']}{compared}.", markup=False)
     console.print("Written: " + ", ".join(files), soft_wrap=True)
     of = [] if model is None else ["--model", model]
     use = shlex.join(["duotone", "compare", *of, "--scheme", files[1]])

@@ -163,7 +163,7 @@ def _show(found: dict[str, Any], model: str | None) -> None:
     losses = loss_words(found["measured"]["loss"], found["of_pictures"])
     _section("Loss", list(losses), f"duotone evaluate {task} {of} --scheme {found['scheme']}")
     if found["calibrates"]:
-        own = f"{model or EMBEDDED} --text {chosen.name}"
+        own = f"{model or EMBEDDED} --text {found['scheme']}"
         typer.echo(f"Pictures nearer to 16 bit, without samples: duotone calibrate {own} -o mine")
     speeds = speed_words(found["measured"]["speed"])
     _section("Speed", list(speeds), f"duotone bench generate {of} --spec {found['scheme']}")

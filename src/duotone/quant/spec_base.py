@@ -112,7 +112,10 @@ class Record:
 
     @classmethod
     def from_file(cls: type[R], path: str | Path) -> R:
-        """Read the JSON of `to_json` from a file. Errors: ValueError naming the file."""
+        """Read the JSON of `to_json` from a file; paths in it may be relative to its folder.
+
+        Errors: ValueError naming the file.
+        """
         try:
             return cls.from_dict(cls._of_folder(_read(path), Path(path).parent))
         except ValueError as error:
