@@ -135,7 +135,7 @@ def text_data(tmp_path, letters, heldout=2):
 
 def test_a_text_model_is_compared_with_streams(tmp_path):
     loaded, data = text_data(tmp_path, 700)
-    settings = Settings(bits=2.0, group=32)
+    settings = Settings(bits=2.0, group=32, recent=128)
     bases, spec, _ = calibrate(loaded, data.batches, settings)
     end, _ = compare(loaded, bases, spec, data.heldout)
     assert 0.7 < end.found.packed < 0.9
@@ -147,17 +147,17 @@ def test_a_text_model_is_compared_with_streams(tmp_path):
 def test_samples_below_the_window_are_refused_before_the_model_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("duotone.calibrate.run.gather_moments", None)
     loaded, data = text_data(tmp_path, 150)
-    with pytest.raises(ValueError, match=r"packs nothing below 256 tokens; .* has 214 with its"):
-        calibrate(loaded, data.batches)
+    with pytest.raises(ValueError, match=r"packs nothing below 260 tokens; .* has 214 with its"):
+        calibrate(loaded, data.batches, Settings(group=128, recent=128))
 
 
 def test_the_longest_sample_may_just_be_packed(tmp_path):
     """150 letters and an answer of 64."""
     loaded, data = text_data(tmp_path, 150)
     facts = model_facts(loaded.model)
-    check_lengths(data.batches, facts, Settings(group=64, recent=150))
+    check_lengths(loaded.model, data.batches, facts, Settings(group=64, recent=146))
     with pytest.raises(ValueError, match="packs nothing below 215 tokens"):
-        check_lengths(data.batches, facts, Settings(group=64, recent=151))
+        check_lengths(loaded.model, data.batches, facts, Settings(group=64, recent=147))
 
 
 def test_a_spec_that_was_never_packed_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from duotone.calibrate import moments
 from duotone.calibrate.moments import CalibrationBatch, Recorder, gather_moments, output_metric
-from duotone.calibrate.places import text_places, visual_places
+from duotone.calibrate.places import places_of, text_places, visual_places
 from duotone.hf.model.facts import model_facts
 from duotone.hf.model.text_attention import set_text_implementation
 from duotone.hf.recording import NAME, recording
@@ -147,6 +147,17 @@ def test_places_of_text_start_at_the_first_real_token():
     assert places.queries.tolist() == [[False, True, True, True], [True] * 4]
 
 
+def test_a_stream_is_of_the_tokens_between_pictures():
+    batch = prepare(tiny_model(), pictured([0, 1]))
+    places, text = places_of(batch, 4), batch.attention_mask.bool() & ~batch.visual_mask
+    assert batch.visual_mask.any()
+    assert torch.equal(places.spans >= 0, text)
+    assert torch.equal(places.queries, text)
+    for spans, real in zip(places.spans, text, strict=True):
+        assert spans[real].unique_consecutive(return_counts=True)[1][:-1].unique().tolist() == [4]
+    assert torch.equal(places_of(batch, None).spans >= 0, batch.visual_mask)
+
+
 @torch.no_grad()
 def test_the_metric_of_values_is_what_the_projection_makes_of_them():
     model = tiny_model()
@@ -207,7 +218,8 @@ def test_other_families(family):
     model = family_model(family)
     parts = ["image"] if FAMILIES[family].is_multimodal else [6]
     batch = inputs(family, [[3, *parts, 4], [1, *parts, 2, *parts, 5]])
-    found = gather_moments(model, [CalibrationBatch(batch, 3)])
+    group = None if FAMILIES[family].is_multimodal else 4
+    found = gather_moments(model, [CalibrationBatch(batch, 3)], group)
     assert len(found) == model_facts(model).layers
     if FAMILIES[family].is_multimodal:
         assert found[0].tokens == 3 * FAMILIES[family].image_tokens

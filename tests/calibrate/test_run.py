@@ -212,6 +212,30 @@ def test_a_text_model_gets_a_stream(tmp_path):
     generate(loaded.model, batch, make_cache(loaded.model, spec, batch), 4)
 
 
+def test_a_model_with_pictures_gets_a_stream_where_text_is_asked_for(pictured, tmp_path):
+    """Of the words of its prompts alone; codes get their bits whatever parameters take."""
+    data = calibration_data(pictured, [TINY_TASK], 6, 4)
+    file, facts = str(tmp_path / "text.safetensors"), model_facts(pictured.model)
+    settings = Settings(group=4, recent=2, text=True)
+    bases, spec, report = calibrate(pictured, data.batches, settings, file=file)
+    assert (spec.visual, spec.background, spec.sink, spec.recent) == ("text", None, 4, 2)
+    words = [
+        b.tensors["attention_mask"] - (b.tensors["input_ids"] == 2).int() for b in data.batches
+    ]
+    assert report["header"]["tokens"] == sum(int(mask.sum()) for mask in words)
+    assert report["header"]["settings"]["text"] is True
+    assert {row["part"] for row in report["tensors"]} == {"text"}
+    assert report["bits"] == pytest.approx(2, abs=0.05)
+    assert spec.nominal_bits(facts.layers) == pytest.approx(report["bits"])
+    for layer in range(facts.layers):
+        text = spec.at_layer(layer).text
+        assert (text.key.group, text.key.param_dtype) == (4, "float8")
+        assert text.value.transform == f"klt:{file}#{layer}.value"
+    bases.save(file)
+    batch = prepare(pictured.model, data.batches[0].tensors)
+    generate(pictured.model, batch, make_cache(pictured.model, spec, batch), 4)
+
+
 def spectra_of(loaded, settings, shares):
     """(moments, spectra in units of the output) of two samples with equal spans."""
     data = calibration_data(loaded, [TINY_TASK], 2, 2)

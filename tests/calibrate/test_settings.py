@@ -3,17 +3,43 @@
 import pytest
 
 from duotone.calibrate import Settings
+from duotone.calibrate.settings import tensor_weights
+from duotone.hf.model.facts import model_facts
+from tiny_text import text_model
+from tiny_vlm import tiny_model
+
+PICTURED, WORDS = model_facts(tiny_model()), model_facts(text_model())
 
 
 @pytest.mark.parametrize(
     ("tokens", "front"), [(24, 11), (49, 23), (127, 58), (128, 64), (256, 128), (3328, 1472)]
 )
 def test_long_spans_are_divided_in_whole_tiles(tokens, front):
-    shares = Settings().shares(True, tokens)
+    shares = Settings().shares(PICTURED, tokens)
     assert shares["visual"] * tokens == pytest.approx(front)
     assert sum(shares.values()) == 1
-    assert Settings(foreground=None).shares(True, tokens) == {"visual": 1.0}
-    assert Settings().shares(False, tokens) == {"text": 1.0}
+    assert Settings(foreground=None).shares(PICTURED, tokens) == {"visual": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts"), [(Settings(), WORDS), (Settings(text=True), PICTURED)]
+)
+def test_streams_are_of_text_models_and_of_others_where_that_is_asked_for(settings, facts):
+    assert settings.is_text(facts)
+    assert settings.group_of(facts) == 64
+    assert settings.parts(facts) == settings.shares(facts, 49) == {"text": 1.0}
+    assert settings.division(facts) == {}
+    assert not Settings().is_text(PICTURED)
+    assert Settings().group_of(PICTURED) is None
+
+
+def test_streams_have_constants_of_their_own():
+    parts = ["text"]
+    assert (Settings().code_bits(parts), Settings().code_bits(["visual"])) == (2, 1)
+    assert Settings(bits=1.5).code_bits(parts) == 1.5
+    assert Settings().quantizer("value", parts).energy == 1.5
+    assert dict(tensor_weights(parts)) == {"key": 1, "value": 1}
+    assert dict(tensor_weights(["visual"])) == {"key": 0.5, "value": 1}
 
 
 @pytest.mark.parametrize(("bits", "gain"), [(1.0, 1.25), (2.0, 1.1), (4.0, 1.0)])

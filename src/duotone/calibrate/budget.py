@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import transform
-from .settings import PLAIN_BITS, SMALL_BITS, TENSOR_WEIGHTS, part_weights
+from .settings import PLAIN_BITS, SMALL_BITS, part_weights, tensor_weights
 from .transform import Classes, Name, allocate
 
 EXPONENT_BITS = 16  # of a part, which its scales and its zero_points of 8 bits share
@@ -26,9 +26,9 @@ def widths_of(
     errors; None: 1. tokens: mean of a span whose parameters have 8 bits. Codes then get what is
     left of the true bits that `bits` would take beside parameters of 16. None: codes get `bits`.
     """
-    parts = part_weights(shares)
+    parts, tensors = part_weights(shares), tensor_weights(shares)
     layers = layers or [1.0] * (1 + max(name[0] for name in spectra))
-    weights = {(i, w, part): layers[i] * TENSOR_WEIGHTS[w] * parts[part] for i, w, part in spectra}
+    weights = {(i, w, part): layers[i] * tensors[w] * parts[part] for i, w, part in spectra}
     each = {name: shares[name[2]] for name in spectra}
 
     def allocated(codes: float) -> dict[Name, Classes]:

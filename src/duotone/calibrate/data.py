@@ -60,13 +60,15 @@ def calibration_data(
     samples: int,
     batch_size: int = 4,
     heldout: int = 0,
+    text: bool = False,
 ) -> CalibrationData:
     """The first samples of every task's calibration split; a file has one split only.
 
     heldout: samples per task, of the held-out split or of a file's later rows. They share no
-    picture with the first rows, or no question where there are no pictures.
+    picture with the first rows, or no question where there are no pictures. text: they are for the
+    stream of text (`Settings.text`), and need no pictures.
     Errors: ValueError where a task has fewer samples, or where a multimodal model would see no
-    visual token to calibrate.
+    visual token though visual spans are to be calibrated.
     """
     tasks = [encoded_if_text(loaded, task) for task in tasks]
     for task in tasks:
@@ -90,7 +92,8 @@ def calibration_data(
         kept[part.heldout.name] = _batches([tensors for _, tensors in made], part.heldout)
         names = ("samples", "rows", "digest")
         source["heldout"] = {name: part.evidence[f"heldout_{name}"] for name in names}
-    _check_visual(loaded, batches)
+    if not text:
+        _check_visual(loaded, batches)
     return CalibrationData(batches, sources, kept)
 
 

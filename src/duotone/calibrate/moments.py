@@ -216,10 +216,10 @@ class _StillAnswering:
 
 
 @torch.inference_mode()
-def _answer(model: Any, given: CalibrationBatch, recorder: Recorder, group: int) -> None:
+def _answer(model: Any, given: CalibrationBatch, recorder: Recorder, group: int | None) -> None:
     """Answer a batch greedily in 16 bit; `recorder` receives every layer's calls."""
     batch = prepare(model, given.tensors)
-    recorder.begin(places_of(batch, recorder.facts, group))
+    recorder.begin(places_of(batch, group))
     cache = make_cache(model, None, batch)
     ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
     stopping = [_StillAnswering(recorder, ends)]
@@ -231,12 +231,13 @@ def _answer(model: Any, given: CalibrationBatch, recorder: Recorder, group: int)
 def gather_moments(
     model: Any,
     batches: Sequence[CalibrationBatch],
-    group: int = 128,
+    group: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[LayerMoments]:
     """Moments of all layers over batches, each answered greedily through the 16-bit cache.
 
-    group: tokens per span of a text model. progress: called with the batches done.
+    group: tokens per span of the stream of text; None: spans are runs of visual tokens. progress:
+    called with the batches done.
     """
     recorder = Recorder(facts_of(model, batches))
     for number, given in enumerate(batches, start=1):

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from duotone.hf.model.facts import ModelFacts
 from duotone.inference.batch import Batch
 
 
@@ -37,15 +36,15 @@ def visual_places(visual_mask: Bool[Tensor, "batch tokens"], real: Tensor) -> Pl
 
 
 def text_places(real: Tensor, group: int) -> Places:
-    """All real tokens; every `group` tokens of a sequence are a span, like a stream's groups."""
+    """Tokens that are True in `real`; every `group` of a sequence are a span, as of a stream."""
     real = real.bool()
     number = (real.cumsum(1) - 1).clamp(min=0) // group
     spans = number + torch.arange(len(real), device=real.device)[:, None] * (real.shape[1] + 1)
     return Places(torch.where(real, spans, -1), real)
 
 
-def places_of(batch: Batch, facts: ModelFacts, group: int) -> Places:
-    """Visual spans of a multimodal model's prompts; groups of all tokens of a text model's."""
-    if facts.is_multimodal:
+def places_of(batch: Batch, group: int | None) -> Places:
+    """Groups of the tokens that are not visual; visual spans where `group` is None."""
+    if group is None:
         return visual_places(batch.visual_mask, batch.attention_mask)
-    return text_places(batch.attention_mask, group)
+    return text_places(batch.attention_mask.bool() & ~batch.visual_mask, group)

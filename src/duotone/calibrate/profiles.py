@@ -132,19 +132,19 @@ def gather_profiles(
     batches: Sequence[CalibrationBatch],
     bases: Bases,
     shares: Mapping[str, float],
-    group: int = 128,
+    group: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[Name, PerHead]:
     """Variances of spans in the batches' prompts, by layer, tensor and part.
 
-    bases: of this model. shares: {part: share of a span's tokens}, from the front. group: tokens
-    per span of a text model. progress: called with the batches done.
+    bases: of this model. shares: {part: share of a span's tokens}, from the front. group, progress:
+    as for `gather_moments`.
     """
     recorder = ProfileRecorder(facts_of(model, batches), bases, shares)
     with recording(model, recorder.record):
         for number, given in enumerate(batches, start=1):
             batch = prepare(model, given.tensors)
-            recorder.places = places_of(batch, recorder.facts, group)
+            recorder.places = places_of(batch, group)
             # One token: the prompt is read, and no answer.
             generate(model, batch, make_cache(model, None, batch), 1)
             if progress:

@@ -30,7 +30,7 @@ def random_bases(model: Any, file: str | Path, settings: Settings | None = None)
     """
     facts, settings = model_facts(model), settings or Settings()
     kv_heads, head_dim = facts.shape.kv_heads, facts.shape.head_dim
-    parts = settings.parts(facts.is_multimodal)
+    parts = settings.parts(facts)
     falling = FALL ** (torch.arange(head_dim, dtype=torch.float64) / head_dim)
     spectra = {
         (layer, which, part): falling * (BACKGROUND if part == "background" else 1)
@@ -42,7 +42,9 @@ def random_bases(model: Any, file: str | Path, settings: Settings | None = None)
     draw = torch.Generator().manual_seed(0)
     key, value = (_orthogonal(size, draw) for _ in range(2))
     Bases(key, value, {"fingerprint": fingerprint(model), **facts.signature()}).save(file)
-    spec = spec_with(facts, widths_of(spectra, settings.code_bits, parts), str(file), settings)
+    spec = spec_with(
+        facts, widths_of(spectra, settings.code_bits(parts), parts), str(file), settings
+    )
     check_spec(facts, spec)
     return spec
 

@@ -29,7 +29,7 @@ from .gains import nearest
 from .lengths import check_lengths
 from .moments import CalibrationBatch, LayerMoments, facts_of, gather_moments
 from .profiles import gather_profiles
-from .settings import Settings
+from .settings import SINK, Settings
 from .transform import Classes, Name, expected_error, klt, least_bits, level_of, outliers
 
 PASSES = 2  # over the batches: moments, then profiles
@@ -72,7 +72,7 @@ def calibrate(
 
 def gains_of(settings: Settings, facts: ModelFacts) -> list[Any]:
     """Gains of V's levels to choose among: of whole spans, if the settings leave it open."""
-    is_open = settings.gain is None and settings.parts(facts.is_multimodal).keys() == {"visual"}
+    is_open = settings.gain is None and settings.parts(facts).keys() == {"visual"}
     return [None, "fit"] if is_open else [settings.gain]
 
 
@@ -96,7 +96,7 @@ class Learned:
         """Classes of every tensor, all layers under one budget."""
         codes = partial(widths_of, self.spectra, shares=self.shares, layers=self.weights)
         if "text" in self.shares:
-            return codes(settings.code_bits)
+            return codes(settings.code_bits(self.shares))
         if settings.bits is not None:
             return codes(settings.bits, tokens=self.span_tokens)
         return self._as_large_as_preset(codes, settings)
@@ -143,16 +143,17 @@ def learn(
     model = loaded.model
     check_settings(model, settings)
     facts = facts_of(model, batches)
-    check_lengths(batches, facts, settings)
+    check_lengths(model, batches, facts, settings)
     first, second = (_passing(number, len(batches), progress) for number in range(PASSES))
-    moments = gather_moments(model, batches, settings.group, first)
+    group = settings.group_of(facts)
+    moments = gather_moments(model, batches, group, first)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     scales = key_scales(model, facts, duotone.scheme("duotone", bits=1))
-    floor = settings.floor(settings.parts(facts.is_multimodal))
+    floor = settings.floor(settings.parts(facts))
     bases, units = bases_of(moments, floor, header, scales)
-    shares = settings.shares(facts.is_multimodal, span_tokens(moments))
-    variances = gather_profiles(model, batches, bases, shares, settings.group, second)
+    shares = settings.shares(facts, span_tokens(moments))
+    variances = gather_profiles(model, batches, bases, shares, group, second)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(variances.items())}
     return Learned(moments, bases, units, shares, spectra, facts)
 
@@ -243,25 +244,25 @@ def _basis(
 def spec_with(
     facts: ModelFacts, classes: Mapping[Name, Classes], file: str, settings: Settings
 ) -> CacheSpec:
-    """A rule per layer: visual spans of a multimodal model, else the stream of text."""
-    shares = settings.parts(facts.is_multimodal)
-    stream = {} if facts.is_multimodal else {"group": settings.group}
+    """A rule per layer, of visual spans or of the stream of text (`Settings.is_text`)."""
+    shares, is_text = settings.parts(facts), settings.is_text(facts)
+    stream = {"group": settings.group} if is_text else {}
 
     def tensor(layer: int, which: Literal["key", "value"], part: str) -> TensorSpec:
         transform = str(Reference(file, layer, which))
         own = {"classes": classes[layer, which, part], "transform": transform, **stream}
-        small = facts.is_multimodal and {bits for bits, _ in own["classes"]} <= set(FLOAT8_BITS)
-        own |= {"param_dtype": "float8"} if small else {}
+        is_small = {bits for bits, _ in own["classes"]} <= set(FLOAT8_BITS)
+        own |= {"param_dtype": "float8"} if is_small else {}
         return settings.quantizer(which, shares).replace(**own)
 
     def policies(layer: int) -> dict[str, KVSpec]:
         return {p: KVSpec(tensor(layer, "key", p), tensor(layer, "value", p)) for p in shares}
 
     common, rules = layer_rules([policies(layer) for layer in range(facts.layers)])
-    if not facts.is_multimodal:
-        return CacheSpec(visual="text", **common, recent=settings.recent, layers=rules)
-    division = settings.division(facts.is_multimodal)
-    return CacheSpec(**common, **division, ranges="run", layers=rules)
+    if is_text:
+        window = {"sink": SINK, "recent": settings.recent}
+        return CacheSpec(visual="text", **common, **window, layers=rules)
+    return CacheSpec(**common, **settings.division(facts), ranges="run", layers=rules)
 
 
 def _header(

@@ -45,9 +45,9 @@ def command(
         typer.Option(
             "--bits",
             "-b",
-            help="Code bits per number, mean over all K and V, beside scales of 16 bits. Pictures "
-            "have scales of 8 bits, and more for codes.",
-            show_default="the true bits of duotone@1; 1 for text",
+            help="Code bits per number, mean over all K and V. Pictures count them as if scales "
+            "had 16 bits: these have 8, and codes get more.",
+            show_default="the true bits of duotone@1; 2 for text",
         ),
     ] = None,
     out: Annotated[
@@ -70,10 +70,10 @@ def command(
     ] = None,
     recent: Annotated[
         int, typer.Option(help="Tokens at the end of a text model's stream that stay in 16 bit.")
-    ] = 128,
+    ] = 32,
     group: Annotated[
         int, typer.Option(help="Tokens of a text model that are packed at once.")
-    ] = 128,
+    ] = 64,
     keep_found: Annotated[
         bool, typer.Option(help="Write the calibrated spec, also where a preset is better.")
     ] = False,

@@ -97,4 +97,4 @@ def load_with_data(
 
     loaded = load_model(model, device)
     check_settings(loaded.model, settings)
-    return loaded, calibration_data(loaded, tasks, **sizes)
+    return loaded, calibration_data(loaded, tasks, text=settings.text, **sizes)
