@@ -14,7 +14,7 @@ from duotone.cli.calibrate import command
 from duotone.loading import Loaded
 from duotone.models import duotone_tiny_path
 from duotone.quant.schemes import named
-from tiny_text import text_model
+from tiny_text import LetterTokenizer, text_model
 from tiny_vlm import WORDS, TinyProcessor, tiny_model
 
 SMALL = ("--task", "documents", "-n", "1", "--heldout", "1", "--device", "cpu")
@@ -173,10 +173,33 @@ def test_a_real_processor_takes_made_up_samples(tmp_path):
     assert json.loads(result.stdout)["header"]["data"][0]["task"] == "made-up"
 
 
-@pytest.mark.parametrize("named", [(), ("--task", "made-up")])
-def test_a_text_model_is_refused_by_its_config(named, tmp_path, monkeypatch):
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    """Folder of a text model, without its weights."""
+    model = text_model()
+    model.config.save_pretrained(tmp_path / "words")
+    loaded = Loaded("words", model, LetterTokenizer())
+    monkeypatch.setattr("duotone.loading.load", lambda name, device: loaded)
+    return tmp_path / "words"
+
+
+def test_a_text_model_is_refused_pictures_by_its_config(words, tmp_path, monkeypatch):
     monkeypatch.setattr("duotone.loading.load", lambda *_: pytest.fail("the model was loaded"))
-    text_model().config.save_pretrained(tmp_path / "words")
-    refused = error_of("calibrate", tmp_path / "words", *named, "-o", tmp_path / "mine")
+    named = ("--task", "made-up", "-o", tmp_path / "mine")
+    refused = error_of("calibrate", words, *named)
     assert "made-up samples are pictures" in refused
-    assert "a 'llama' for text only. Give a text: --task text.txt" in refused
+    assert "a 'llama' for text only. Leave --task out, for text that it writes itself" in refused
+
+
+def test_a_text_model_writes_its_own_samples(words, tmp_path):
+    small = ("-n", "2", "--heldout", "2", "--context", "96", "--device", "cpu")
+    result = run("calibrate", words, *small, "-o", tmp_path / "mine")
+    assert result.exit_code == 0, result.output
+    assert "on 2 held-out samples (written)" in result.stdout
+    report = json.loads((tmp_path / "mine.report.json").read_text())
+    assert report["header"]["tokens"] == 2 * 96
+    (source,) = report["header"]["data"]
+    assert (source["task"], source["heldout"]["rows"]) == ("written", [2, 3])
+    named = run("calibrate", words, "--task", "written", *small, "-o", tmp_path / "named")
+    assert named.exit_code == 0, named.output
+    assert bases_of(tmp_path / "mine.safetensors") == bases_of(tmp_path / "named.safetensors")

@@ -114,6 +114,18 @@ def test_presets_of_streams_are_planned_with_their_answers(pictured):
     assert "kivi @2" not in alone
 
 
+def test_streams_are_taken_with_the_window_of_the_spec_too(pictured):
+    """A short window alone may be what makes a calibrated stream small."""
+    facts, counts = model_facts(pictured.model), PromptCounts(0, 512, all_pictured=False)
+    spec = duotone.scheme("kivi", bits=2).replace(recent=32, sink=4)
+    found = presets_near(facts, spec, counts, 64, 8.0)
+    assert "kivi @2" not in found
+    assert (found["kivi @2, recent 32"].recent, found["kivi @2, recent 32"].sink) == (32, 4)
+    long = presets_near(facts, spec.replace(recent=128), counts, 64, 16.0)
+    assert "kivi @2" in long
+    assert not any("recent" in label for label in long)
+
+
 def test_a_preset_far_from_16_bit_is_given_up():
     lost = _far_from([-3.0, -3.0, -3.0, -3.0], tasks=2)
     assert lost(1.0, [-1.5]) is None

@@ -95,6 +95,7 @@ def test_text_alone_needs_a_scheme_for_text(tiny, tmp_path):
     [
         (("captionz",), "did you mean captions"),
         (("made-up",), "made-up samples have no answers"),
+        (("written",), "that a model writes itself has no answers"),
         (("gone.jsonl",), "must be an existing file"),
         (("documents", "--split", "test"), "split must be one of"),
         (("perplexity",), "add --data FILE"),

@@ -28,6 +28,7 @@ REFUSED = {
     "an unknown sampler": ((*SMALL, "-b", "1.3", "--sampler", "grid"), "sampler must be one of"),
     "a task twice": (("documents", "documents", "-b", "1.3"), "different names"),
     "made-up samples": (("made-up", "-b", "1"), "made-up samples have no answers"),
+    "written text": (("written", "-b", "1"), "that a model writes itself has no answers"),
     "another model without samples": (("-b", "1", "--model", "some/model"), "must be named"),
 }
 

@@ -109,7 +109,7 @@ def presets_near(
     """{label: spec} of presets for the same tokens that are planned to take about `bits` or less.
 
     They are of visual spans where the spec has some, else streams, with `answer` tokens of an
-    answer after the prompt.
+    answer after the prompt. Streams with a longer window are taken with the spec's window, too.
     """
     streams = spec.visual == "text"
     of_stream = {"text_tokens": counts.text, "new_tokens": answer - 1}
@@ -118,6 +118,11 @@ def presets_near(
     for name, widths in (STREAMS if streams else PRESETS).items():
         for width in widths:
             preset = duotone.scheme(name, bits=width)
-            if fits(facts, preset) and plan(facts, preset, **tokens).bits_per_element < NEAR * bits:
-                found.setdefault(preset, f"{name} @{width}")
+            known = {f"{name} @{width}": preset}
+            if streams and preset.recent > spec.recent:
+                label = f"{name} @{width}, recent {spec.recent}"
+                known[label] = preset.replace(recent=spec.recent, sink=spec.sink)
+            for label, one in known.items():
+                if fits(facts, one) and plan(facts, one, **tokens).bits_per_element < NEAR * bits:
+                    found.setdefault(one, label)
     return {label: preset for preset, label in found.items()}

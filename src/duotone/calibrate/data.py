@@ -17,6 +17,7 @@ from duotone.tasks import MADE_UP, Task
 from duotone.tune.samples import HELD_OUT, AnyTask, split_task
 
 from .moments import CalibrationBatch
+from .written import Written
 
 SPLIT = "calibration"
 # Per task, and of a calibration on made-up samples alone: those are further from a model's use.
@@ -35,7 +36,7 @@ class CalibrationData:
     heldout: dict[str, list[CalibrationBatch]] = field(default_factory=dict)
 
 
-def usual_samples(tasks: Sequence[AnyTask | TextFile]) -> int:
+def usual_samples(tasks: Sequence[AnyTask | TextFile | Written]) -> int:
     """Samples of each task where nobody says how many."""
     return MADE_UP_SAMPLES if list(tasks) == [MADE_UP] else SAMPLES
 
@@ -56,7 +57,7 @@ def digest(batches: Sequence[dict[str, torch.Tensor]]) -> str:
 
 def calibration_data(
     loaded: Loaded,
-    tasks: Sequence[Task | EncodedPrompts | TextFile],
+    tasks: Sequence[Task | EncodedPrompts | TextFile | Written],
     samples: int,
     batch_size: int = 4,
     heldout: int = 0,
@@ -70,7 +71,7 @@ def calibration_data(
     Errors: ValueError where a task has fewer samples, or where a multimodal model would see no
     visual token though visual spans are to be calibrated.
     """
-    tasks = [encoded_if_text(loaded, task) for task in tasks]
+    tasks = [_encoded(loaded, task, samples + heldout) for task in tasks]
     for task in tasks:
         task.check_samples(samples)
     parts = [split_task(task, samples, heldout) for task in tasks] if heldout else []
@@ -95,6 +96,15 @@ def calibration_data(
     if not text:
         _check_visual(loaded, batches)
     return CalibrationData(batches, sources, kept)
+
+
+def _encoded(
+    loaded: Loaded, task: Task | EncodedPrompts | TextFile | Written, count: int
+) -> AnyTask:
+    """A text's stretches, of which a model writes `count` itself; any other task as it is."""
+    if isinstance(task, Written):
+        return task.encoded(loaded, count)
+    return encoded_if_text(loaded, task)
 
 
 def _batches(encoded: Sequence[dict[str, torch.Tensor]], task: AnyTask) -> list[CalibrationBatch]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
-    ContextOption,
     DataOption,
     DeviceOption,
     JsonOption,
@@ -19,7 +18,7 @@ from .common import (
     scheme_spec,
     user_errors,
 )
-from .samples import load_with_data, sampled_tasks
+from .samples import load_with_data, sampled_tasks, without_data
 
 HELD_OUT = 8
 
@@ -85,7 +84,14 @@ def command(
             show_default="16 bit",
         ),
     ] = None,
-    context: ContextOption = 1024,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of a stretch of a .txt file, or of written text.",
+            show_default="1024; 512 of written text",
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -93,9 +99,10 @@ def command(
     """Find the bases in which a model's K and V take few bits; write them with a spec.
 
     Reads calibration samples and answers them in 16 bit. Without --task, a model with pictures gets
-    made-up samples: noise, shapes, drawn pictures, random words. K and V of the visual tokens (of
-    all tokens in a text model) are decorrelated. A picture's salient tokens are stored separately
-    from its background. Bits go where they save most error, in all layers together.
+    made-up samples: noise, shapes, drawn pictures, random words. A text model gets text that it
+    writes itself. K and V of the visual tokens (of all tokens in a text model) are decorrelated. A
+    picture's salient tokens are stored separately from its background. Bits go where they save most
+    error, in all layers together.
 
     It ends with a comparison on samples that it did not use. A preset of as many true bits or less
     that is nearer to 16 bit takes the place of the calibrated spec in OUT.json.
@@ -114,10 +121,12 @@ def command(
     """
     from duotone.calibrate import Settings, calibrate, check_files, compare, write
     from duotone.calibrate.text import check_has_pictures
+    from duotone.inference.encoded import CONTEXT
     from duotone.quant.our_schemes import with_pictures
 
     settings = Settings(bits, regularization, foreground or None, group, recent)
-    tasks, samples = sampled_tasks(task, model, samples, context, made_up=True)
+    cut, own = CONTEXT if context is None else context, without_data(context)
+    tasks, samples = sampled_tasks(task, model, samples, cut, own=own)
     files, words = check_files(out), _text_spec(text)
     sizes = {"samples": samples, "batch_size": batch_size}
     sizes["heldout"] = max(3, HELD_OUT // len(tasks)) if heldout is None else heldout

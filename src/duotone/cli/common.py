@@ -38,9 +38,10 @@ DataOption = Annotated[
     typer.Option(
         "--task",
         "-t",
-        help="captions, documents, sequences, made-up; a .jsonl file of your own, a .txt file, or "
-        "a .safetensors file of embeddings; repeat for more.",
-        show_default="the embedded model's first three, another model's made-up",
+        help="captions, documents, sequences, made-up, written; a .jsonl file of your own, a .txt "
+        "file, or a .safetensors file of embeddings; repeat for more.",
+        show_default="the embedded model's first three; another model's made-up, a text model's "
+        "written",
     ),
 ]
 ContextOption = Annotated[int, typer.Option(min=1, help="Tokens of a stretch of a .txt file.")]

@@ -1,9 +1,10 @@
 """Input of commands: tasks by name, the model, batches of the tasks' samples."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .common import EMBEDDED_TASKS, load_model
+from .common import EMBEDDED_TASKS, error_console, load_model
 
 TEXT, TENSORS = ".txt", ".safetensors"
 
@@ -13,30 +14,52 @@ def named_tasks(
     model: str | None,
     context: int | None = None,
     *,
-    made_up: bool = False,
+    own: Mapping[str, Any] | None = None,
 ) -> list[Any]:
     """Tasks by name; without names the embedded tasks, which only the embedded model answers.
 
     context: tokens of a stretch of a .txt file. Without it, no text and no tensors are taken.
-    made_up: take made-up samples, too; they are other models' where none are named.
+    own: {name: task} of `without_data`, taken as well; where no task is named, other models have
+    the one of them that they can take.
     """
-    from duotone.loading import EMBEDDED
     from duotone.tasks import MADE_UP
 
-    own = {MADE_UP.name: MADE_UP} if made_up else {}
-    others = EMBEDDED_TASKS if model in (None, EMBEDDED) else own
-    if not names and not others:
-        raise ValueError(
-            f"samples of your own must be named for {model!r}: a .jsonl file of "
-            '{"images": [...], "question": ..., "answers": [...]}, or a task'
-        )
-    tasks = [own.get(name) or _task(name, context) for name in names or others]
+    own = own or {}
+    names = names or _usual_names(model, own)
+    tasks = [own.get(name) or _task(name, context) for name in names]
     known = [task.name for task in tasks]
     if len(set(known)) < len(known):
         raise ValueError(f"tasks must have different names, got {known}")
     if MADE_UP in tasks:
         _check_pictured(model)
     return tasks
+
+
+def without_data(context: int | None) -> dict[str, Any]:
+    """{name: task} of a calibration's samples that need no data.
+
+    context: tokens of a stretch of written text; None: its own.
+    """
+    from duotone.calibrate.written import Written
+    from duotone.tasks import MADE_UP
+
+    written = Written() if context is None else Written(context)
+    return {task.name: task for task in (MADE_UP, written)}
+
+
+def _usual_names(model: str | None, own: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of a model's tasks where none are given, by its configuration alone."""
+    from duotone.loading import EMBEDDED, image_token_ids, load_config
+    from duotone.tasks import MADE_UP, WRITTEN
+
+    if model in (None, EMBEDDED):
+        return EMBEDDED_TASKS
+    if not own:
+        raise ValueError(
+            f"samples of your own must be named for {model!r}: a .jsonl file of "
+            '{"images": [...], "question": ..., "answers": [...]}, or a task'
+        )
+    return (MADE_UP.name if image_token_ids(load_config(model)) else WRITTEN,)
 
 
 def _check_pictured(model: str | None) -> None:
@@ -46,7 +69,7 @@ def _check_pictured(model: str | None) -> None:
     if not image_token_ids(config := load_config(model)):
         raise ValueError(
             f"made-up samples are pictures, for a model that takes some; got {model!r}, a "
-            f"{config.model_type!r} for text only. Give a text: --task text.txt"
+            f"{config.model_type!r} for text only. Leave --task out, for text that it writes itself"
         )
 
 
@@ -75,12 +98,12 @@ def sampled_tasks(
     samples: int | None,
     context: int | None = None,
     *,
-    made_up: bool = False,
+    own: Mapping[str, Any] | None = None,
 ) -> tuple[list[Any], int]:
     """(tasks by name, samples of each that they have). None: as many as a calibration takes."""
     from duotone.calibrate.data import usual_samples
 
-    tasks = named_tasks(names, model, context, made_up=made_up)
+    tasks = named_tasks(names, model, context, own=own)
     count = usual_samples(tasks) if samples is None else samples
     for task in tasks:
         task.check_samples(count)
@@ -97,4 +120,5 @@ def load_with_data(
 
     loaded = load_model(model, device)
     check_settings(loaded.model, settings)
-    return loaded, calibration_data(loaded, tasks, text=settings.text, **sizes)
+    with error_console().status("making samples"):
+        return loaded, calibration_data(loaded, tasks, text=settings.text, **sizes)

@@ -160,10 +160,7 @@ class TextFile:
         No stretch is longer than the model's positions allow. Errors: ValueError for a text
         shorter than one stretch.
         """
-        config = loaded.model.config.get_text_config(decoder=True)
-        most = getattr(config, "max_position_embeddings", None)
-        most = self.context if most is None else max(1, most - self.max_new_tokens)
-        context = min(self.context, most)
+        context = longest_stretch(loaded.model, self.context, self.max_new_tokens)
         ids = torch.tensor(encoder_of(loaded.processor)(self.text), dtype=torch.long)
         stretches = [part for part in ids.split(context) if len(part) == context]
         if not stretches:
@@ -173,6 +170,13 @@ class TextFile:
             )
         prompts = tuple({IDS: part} for part in stretches)
         return EncodedPrompts(self.name, prompts, self.max_new_tokens)
+
+
+def longest_stretch(model: Any, context: int, answer_tokens: int) -> int:
+    """`context` tokens, or as many as the model's positions allow before an answer."""
+    config = model.config.get_text_config(decoder=True)
+    most = getattr(config, "max_position_embeddings", None)
+    return context if most is None else min(context, max(1, most - answer_tokens))
 
 
 def encoded_if_text(loaded: Any, task: Any) -> Any:

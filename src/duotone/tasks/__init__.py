@@ -4,7 +4,7 @@ Knows no model, no cache and no other room of duotone.
 """
 
 from .pictures import open_picture
-from .registry import MADE_UP, TASKS, folder_task, get_task
+from .registry import MADE_UP, TASKS, WRITTEN, folder_task, get_task
 from .task import METRICS, Example, Task
 from .text import Passages, read_passages
 
@@ -12,6 +12,7 @@ __all__ = [
     "MADE_UP",
     "METRICS",
     "TASKS",
+    "WRITTEN",
     "Example",
     "Passages",
     "Task",

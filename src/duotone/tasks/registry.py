@@ -72,6 +72,14 @@ MADE_UP = Task(
     max_new_tokens=32,
 )
 
+# Text that a model writes itself: `duotone.calibrate.written` has it.
+WRITTEN = "written"
+# Prompts without right answers, by name, and what they are.
+UNANSWERED = {
+    MADE_UP.name: "made-up samples have no answers",
+    WRITTEN: "text that a model writes itself has no answers",
+}
+
 # Tasks of lm-eval by the names that earlier versions had for them, LongBench's by their start.
 LM_EVAL_TASKS = {"gsm8k": "gsm8k_cot", "truthfulqa": "truthfulqa_gen"}
 LONGBENCH = "longbench"
@@ -92,17 +100,17 @@ def get_task(name: str) -> Task:
             "then with duotone.enable(model, spec): lm_eval.simple_evaluate(HFLM(pretrained=model, "
             f"tokenizer=tokenizer), tasks=[{theirs!r}]) (docs/evaluating.md)"
         )
-    if name == MADE_UP.name:
+    if name in UNANSWERED:
         raise ValueError(
-            f"samples must have answers here, got {name!r}: made-up samples have no answers, "
-            f"duotone calibrate alone takes these. Give one of {sorted(TASKS)} or a .jsonl file"
+            f"samples must have answers here, got {name!r}: {UNANSWERED[name]}, duotone calibrate "
+            f"alone takes these. Give one of {sorted(TASKS)} or a .jsonl file"
         )
     if name in TASKS:
         return TASKS[name]
     if name.endswith(".jsonl"):
         return folder_task(name)
     known = [*TASKS, "perplexity"]
-    near = difflib.get_close_matches(name, [*known, MADE_UP.name], n=2, cutoff=0.4)
+    near = difflib.get_close_matches(name, [*known, *UNANSWERED], n=2, cutoff=0.4)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise ValueError(
         f"a task must be one of {sorted(known)} or the path of a .jsonl file, got {name!r}{hint}"
