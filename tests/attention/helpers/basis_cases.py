@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.classes.layout import class_layout
+from duotone.attention.cuda.classes.stream import ClassLayout
 from duotone.attention.cuda.spans.layout import span_layout
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment, Segment
@@ -52,7 +52,7 @@ def laid_out(kv: list[Segment]) -> list[Segment]:
 
 def _laid_out(segment: PackedSegment) -> PackedSegment:
     unequal = segment.key.spec.classes or segment.value.spec.classes
-    layout = class_layout if unequal else span_layout
+    layout = ClassLayout() if unequal else span_layout
     pair = PackedPair(segment.key, segment.value).laid_out(layout)
     assert pair.records is not None
     return replace(segment, key=pair.key, value=pair.value, records=pair.records)

@@ -10,6 +10,7 @@ import torch
 
 from duotone.attention.cuda.classes import pack as class_pack
 from duotone.attention.cuda.classes import small_levels
+from duotone.attention.cuda.classes import stream as class_stream
 from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.levels import search as level_search
 from duotone.attention.cuda.levels.search import find_levels
@@ -56,7 +57,7 @@ def leave_out_launches(
     monkeypatch.setattr(class_pack, "sorted_levels", sorted_levels)
     monkeypatch.setattr(class_pack, "stored_levels", small_levels.small_rows)
     monkeypatch.setattr(
-        class_pack.ClassLayout, "pack", lambda self, *given: class_pack.class_pack(*given)
+        class_stream.ClassLayout, "pack", lambda self, *given: class_stream.pack(*given)
     )
     monkeypatch.setattr(span_pack.SpanLayout, "pack", packed_spans)
     return names

@@ -1,12 +1,12 @@
-"""Steps whose layers pack a stream of text in groups of 32 tokens, next to pictures or without."""
+"""Steps whose layers pack a stream of text in groups, next to pictures or without."""
 
 import torch
 from parts_cases import LAYERS, Prompt
 
 import duotone
-from duotone.quant import CacheSpec
+from duotone.quant import CacheSpec, KVSpec
 
-from cases import device
+from cases import SMALL, device
 
 STREAMS = {
     f"{name}@{bits}, {recent} recent": duotone.scheme(f"duotone-{name}", bits=bits).replace(
@@ -20,6 +20,13 @@ STREAMS = {
         ("mixed", 4, 32),
     )
 }
+# Channels of unequal bits, as a calibration gives them to text.
+STREAMS["classes, 32 recent"] = CacheSpec(
+    visual="text",
+    text=KVSpec(*(tensor.replace(group=64) for tensor in SMALL)),
+    sink=4,
+    recent=32,
+)
 # Prompts with so much text that groups leave the window.
 NAMES = ("one", "ragged")
 # Tokens of a step after a prompt; decode steps go on until groups leave the window.

@@ -67,6 +67,11 @@ SMALL_ONE, SMALL_TWO = (
 SMALL_K, SMALL_V = {**HALVES, "key": SMALL_TILES[0]}, {**HALVES, "value": SMALL[1]}
 PLAIN_TILES = {"key": TensorSpec(2, group=128), "value": UNITS[1]}
 ROTATED = {name: x.replace(transform="hadamard") for name, x in SPAN.items()}
+# Streams: every group of a tile is a span.
+GROUPS, SMALL_GROUPS = (
+    {name: x.replace(group=64) for name, x in specs.items()} for specs in (HALVES, SMALL_SPAN)
+)
+ROTATED_GROUPS = {name: x.replace(transform="hadamard") for name, x in SMALL_GROUPS.items()}
 THREE = {"key": PRESET_KEY, "value": CLASSES_VALUE}
 CASES = [
     *(Case(ODD, **specs, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16) for specs in (ONE, TWO)
@@ -107,6 +112,11 @@ CASES = [
     Case((300, 64, 128) * 30, **SPAN, kv_heads=8, head_dim=128, dtype=BF16),
     Case((70_000, 3), **SPAN, head_dim=128, dtype=BF16),
     *(Case((700,), **SPAN, head_dim=128, dtype=FP16, spread=spread) for spread in (100.0, 0.01)),
+    *(Case(ODD, **specs, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16)
+      for specs in (GROUPS, SMALL_GROUPS, ROTATED_GROUPS) for gqa in (1, 4, 6, 7)),
+    *(Case(ODD, **SMALL_GROUPS, head_dim=d, dtype=FP16) for d in (64, 80, 256)),
+    Case((4096,) * 16, **SMALL_GROUPS, gqa=4, kv_heads=8, head_dim=128, dtype=BF16),
+    Case((20_000, 64), **SMALL_GROUPS, head_dim=128, dtype=BF16),
     # Spans as short as a tile.
     *(Case((3072, 640), **specs, spans=n, head_dim=d, kv_heads=2, dtype=BF16)
       for specs in (SMALL_SPAN, ONE) for n, d in ((48, 64), (10, 128))),

@@ -299,7 +299,8 @@ def test_picking_sequences_picks_their_records(name):
     [
         (TensorSpec(2, group=64), TensorSpec(2), "hold classes"),
         (PRESET_KEY.replace(group=32), CLASSES_VALUE, "multiple of 64"),
-        (PRESET_KEY, CLASSES_VALUE.replace(group=64), "none in V"),
+        (PRESET_KEY, CLASSES_VALUE.replace(group=128), "none in V"),
+        (PRESET_KEY.replace(group=128), CLASSES_VALUE.replace(group=128), "none in V"),
         (CALIBRATED[0], CLASSES_VALUE.replace(group=64), "none in V"),
         (TensorSpec(1, group=64, classes=((8, 1 / 4),)), CLASSES_VALUE, "have"),
         (CALIBRATED[0], TensorSpec(8), "have"),

@@ -8,6 +8,7 @@ from class_pack_cases import CLASS_CASES, class_states
 from level_cases import LEVEL_CASES, LONG_CASES
 
 from duotone.attention.cuda.classes import pack as class_pack
+from duotone.attention.cuda.classes import stream as class_stream
 from duotone.attention.cuda.classes.format import Classes, ClassFormat
 from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.levels import gain as level_gain
@@ -282,7 +283,7 @@ def test_bounds_are_split_where_the_device_would_be_idle() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "packer"),
-    [(SpanCase().spec, span_pack.SpanLayout), (CLASS_CASES[0].spec, class_pack.ClassLayout)],
+    [(SpanCase().spec, span_pack.SpanLayout), (CLASS_CASES[0].spec, class_stream.ClassLayout)],
     ids=["one width", "classes"],
 )
 def test_visual_tokens_are_packed_by_what_their_widths_need(spec, packer) -> None:
@@ -292,7 +293,7 @@ def test_visual_tokens_are_packed_by_what_their_widths_need(spec, packer) -> Non
 
 def test_where_no_kernel_runs_classes_are_left_to_torch() -> None:
     key, value, piece = class_states(CLASS_CASES[0])
-    layout, spec = class_pack.ClassLayout(), CLASS_CASES[0].spec
+    layout, spec = class_stream.ClassLayout(), CLASS_CASES[0].spec
     assert layout.pack(key.cpu(), value.cpu(), spec, piece) is None
 
 

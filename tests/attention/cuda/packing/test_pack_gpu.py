@@ -13,7 +13,7 @@ from class_pack_cases import (
 from cuda_device import NEEDS_KERNELS
 
 from duotone.attention.cuda.classes import pack as class_pack
-from duotone.attention.cuda.classes.pack import ClassLayout
+from duotone.attention.cuda.classes.stream import ClassLayout
 from duotone.attention.cuda.groups.pack import NO_ROOM, SCALE_TOO_LARGE, group_pack
 from duotone.attention.cuda.packing.inputs import TILE_TOKENS
 from duotone.attention.cuda.shared.runtime import kernel

@@ -127,7 +127,8 @@ def class_task(
 
     Where V is rotated, so is the output. tau: for other segments only.
     """
-    records, tokens = segment.records, segment.value.blocks.offsets
+    records = segment.records
+    tokens = records.offsets(segment.value.blocks)
     work = Work.of_records(query, records.format, records.data, tokens, records.first)
     heads, sms = work.heads * work.blocks, multiprocessors(query.device)
     rings = ring_bytes(query.device)

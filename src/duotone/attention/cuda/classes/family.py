@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from duotone.attention.cuda.classes import decode, format, layout, pack
+from duotone.attention.cuda.classes import decode, format, layout, pack, stream
 from duotone.attention.cuda.shared.of_records import OfRecords
 from duotone.attention.family import Family
 
 CLASSES = Family(
     "cuda",
     "class records",
-    kinds=("visual", "background"),
+    kinds=("visual", "background", "text"),
     honours=format.HONOURS,
     takes=lambda tokens: bool(tokens.key.classes or tokens.value.classes),
     holds=lambda segment: isinstance(segment.records, layout.ClassRecords),
     rule=OfRecords(format.format_of, decode.warps_of),
     packs=pack.HONOURS,
     task=decode.class_task,
-    layout=pack.ClassLayout(),
+    layout=stream.ClassLayout(),
 )

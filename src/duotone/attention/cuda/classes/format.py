@@ -140,7 +140,8 @@ class ClassFormat(Tiled):
         """Format of K and V of these specs."""
         both = (Classes.of(spec, head_dim) for spec in (key, value))
         small = (spec.param_dtype == "float8" for spec in (key, value))
-        return cls(head_dim, *both, key.group is not None, *small)
+        in_tiles = key.group is not None and value.group is None
+        return cls(head_dim, *both, in_tiles, *small)
 
     @property
     def tiles(self) -> int:
@@ -191,10 +192,11 @@ def format_of(
     if key.classes is None and value.classes is None:
         raise RefusedError(f"class records hold classes of channels; got {key} and {value}")
     check_honoured(HONOURS, key, value)
-    if value.group is not None or (key.group or TILE) % TILE:
+    together = key.group == value.group == TILE
+    if not together and (value.group is not None or (key.group or TILE) % TILE):
         raise RefusedError(
             f"class records need groups of a multiple of {TILE} tokens in K, or none, and none in "
-            f"V; got {key.group} and {value.group}"
+            f"V, or groups of {TILE} tokens in both; got {key.group} and {value.group}"
         )
     if head_dims[0] != head_dims[1] or head_dims[0] > MAX_CHANNELS:
         raise RefusedError(

@@ -21,6 +21,9 @@ zero-points are fp16, or have 8 bits and an exponent each, and then those are mi
 (`quant.small_floats`). Codes of one width, of K or of V, are one
 class of all channels.
 
+Where K and V both have groups of a tile, as a stream has them, each group is a span
+(`classes.stream`).
+
 What belongs to whole spans stays outside: scales, zero-points and order of V, and of K without
 groups; with groups, the largest scale that K has in each channel, which bounds the integers that q
 becomes.
@@ -89,6 +92,10 @@ class ClassRecords:
         tiles = self.data[..., 0].numel() * self.format.tiles
         codes = tiles * sum(self.format.parts[:2])
         return self.nbytes - codes - self.first.nbytes
+
+    def offsets(self, spans: BlockTable) -> Int[Tensor, "batch edges"]:
+        """Offsets of the spans' tokens. spans: their table."""
+        return spans.offsets
 
     @property
     def tensors(self) -> dict[str, Tensor]:

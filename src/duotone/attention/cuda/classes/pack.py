@@ -1,4 +1,4 @@
-"""Pack visual spans whose channels have unequal bits straight into class records.
+"""Pack tokens whose channels have unequal bits straight into class records.
 
 Levels and the order of channels come first: their statistics are of all tokens of a block, and
 Lloyd's of many rounds over them (`level_search`; torch finds what that does not cover). One launch
@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from duotone.attention.cuda.classes.format import COLUMN, ClassFormat, format_of
-from duotone.attention.cuda.classes.layout import ClassRecords, class_layout
+from duotone.attention.cuda.classes.layout import ClassRecords
 from duotone.attention.cuda.classes.levels import SortedLevels, States, torch_levels
 from duotone.attention.cuda.classes.params import largest_scales
 from duotone.attention.cuda.classes.small_levels import stored_levels
@@ -34,7 +34,7 @@ from duotone.attention.cuda.packing.inputs import (
     dense,
     tile_bytes,
 )
-from duotone.attention.cuda.shared.filling import fitted, has_records
+from duotone.attention.cuda.shared.filling import fitted
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.spans.layout import LANES, TILE, record_slots
@@ -96,22 +96,6 @@ class Prepared:
     key_parameters: tuple[Tensor, Tensor]
     slots: Slots
     records: ClassRecords
-
-
-class ClassLayout:
-    """Layout of visual spans of classes in a cache on CUDA (`cache.pair.Layout`)."""
-
-    def __call__(self, key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
-        """The records of K and V that are packed already."""
-        return class_layout(key, value)
-
-    def pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair | None:
-        """Quantize dense K and V into records; None where torch has to."""
-        if not key.is_cuda or reason_against(check, spec, key, value):
-            return None
-        if not has_records(ClassFormat.of(spec.key, spec.value, key.shape[3]), piece.spans):
-            return None
-        return class_pack(key, value, spec, piece)
 
 
 def check(spec: KVSpec, *states: States) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Int, Shaped, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.groups.format import TILE
@@ -12,6 +12,8 @@ from duotone.cache import BlockTable
 from duotone.cache.ragged import Lengths, Move, concatenate
 
 Tiles = UInt8[Tensor, "batch kv_heads tiles bytes"]
+# Of `put`, which also writes parameters.
+Rows = Shaped[Tensor, "batch kv_heads _tiles numbers"]
 
 
 @once_per_table
@@ -51,9 +53,7 @@ def _join(held: BlockTable, more: BlockTable, tiles: int) -> Move:
     return concatenate(held.lengths // TILE, -(-more.lengths // TILE), tiles)
 
 
-def put(
-    tiles: Tiles, new: Tiles, first: Int[Tensor, " batch"], full: Bool[Tensor, " batch"]
-) -> None:
+def put(tiles: Rows, new: Rows, first: Int[Tensor, " batch"], full: Bool[Tensor, " batch"]) -> None:
     """tiles[b, :, first[b] :] begins with new[b] where full[b]; nothing asks the host.
 
     A full sequence that finds no room must fail on the device, not overwrite.
