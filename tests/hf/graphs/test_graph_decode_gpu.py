@@ -31,6 +31,9 @@ MIXED = CacheSpec(
     recent=30,
     ranges="run",
 )
+# As a calibration gives them to text: a group is a span of the kernels' records.
+UNEQUAL = TensorSpec(group=64, levels="lloyd", energy=1.0, classes=((4, 1 / 4), (2, 1 / 4)))
+CLASSES = CacheSpec(visual="text", text=KVSpec(UNEQUAL, UNEQUAL), sink=2, recent=30)
 FEW = ("internvl", "qwen2_vl", "llama")
 
 
@@ -65,10 +68,12 @@ def prompt_of(name: str, rows: int = 2, seed: int = 1) -> dict[str, Tensor]:
     return {n: x.cuda() for n, x in inputs(name, texts[:rows], seed=seed).items()}
 
 
-def answer(model: PreTrainedModel, given: dict, graphs: bool, **settings: Any) -> Tensor:
+def answer(
+    model: PreTrainedModel, given: dict, graphs: bool, spec: CacheSpec = MIXED, **settings: Any
+) -> Tensor:
     call = {"max_new_tokens": 512, "do_sample": False, **settings}
     path = nullcontext() if graphs else growing()
-    with rounding_as(model.dtype), path, duotone.enable(model, MIXED):
+    with rounding_as(model.dtype), path, duotone.enable(model, spec):
         torch.manual_seed(3)
         return model.generate(**typed(model, given), **call)
 
@@ -91,6 +96,25 @@ def test_512_tokens_are_those_of_step_by_step(
         ours = answer(model, given, True, **HOW[how])
         assert len(captures) == 2
         assert torch.equal(ours, answer(model, given, False, **HOW[how]))
+    finally:
+        model.cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["internvl", "llama"])
+def test_streams_of_unequal_channels_are_captured(
+    name: str, dtype: torch.dtype, captures: list[CudaGraph]
+) -> None:
+    """In bfloat16 by kernels, whose sums have another order with buffers of another size."""
+    model = (exact_model(name) if dtype == torch.float64 else new_model(name).to(dtype)).cuda()
+    given = prompt_of(name)
+    try:
+        ours = answer(model, given, True, CLASSES)
+        assert len(captures) == 2
+        theirs = answer(model, given, False, CLASSES)
+        if dtype == torch.float64:
+            assert torch.equal(ours, theirs)
+        assert ours.shape == theirs.shape
     finally:
         model.cpu()
 

@@ -4,26 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from class_streams import BATCH, GROUP, SPECS, STEPS, decode, numbers
 from no_questions import NoQuestions
 
-from duotone.attention import attend
 from duotone.attention.cuda.classes.format import format_of
 from duotone.attention.cuda.classes.stream import ClassLayout, ClassStream
-from duotone.cache import BlockTable, LayerStore, Ledger, StaticPlaces, StaticStore, flush_all
+from duotone.cache import BlockTable, LayerStore, Ledger, StaticPlaces, StaticStore
 from duotone.cache.packing import pack_tensor
 from duotone.cache.pair import Layouts, PackedPair, StreamLayout
 from duotone.cache.ragged import Move, concatenate
 from duotone.cache.segments import PackedSegment
 from duotone.quant import CacheSpec, KVSpec
 
-from cases import CALIBRATED, SMALL, UNITS, states
+from cases import SMALL, states
 
-GROUP = 64
-SPECS = {
-    name: KVSpec(*(spec.replace(group=GROUP) for spec in both))
-    for name, both in {"lloyd": CALIBRATED, "small": SMALL, "min/max": UNITS}.items()
-}
-SPECS["rotated"] = KVSpec(*(x.replace(group=GROUP, transform="hadamard") for x in SMALL))
 LENGTHS = (192, 128, 0)
 
 
@@ -156,46 +150,7 @@ def test_k_stays_outside_of_tiles() -> None:
     assert format_of(*(x.replace(group=None) for x in (SMALL[0], SMALL[1])), (128, 128)) == form
 
 
-HEADS, DIM, STEPS = 2, 64, 70
-BATCH = (200, 33, 120)
 LAYOUTS = Layouts(stream=ClassLayout())
-
-
-def decode(name: str, layouts: Layouts | None, static: bool) -> tuple[list, list]:
-    """(segments, outputs of attention at all steps)."""
-    torch.manual_seed(0)
-    spec = CacheSpec(visual="text", text=SPECS[name], sink=4, recent=32)
-    width = max(BATCH)
-    real = torch.arange(width) >= width - torch.tensor(BATCH)[:, None]
-    ledger, store = Ledger(spec, len(BATCH), torch.device("cpu")), LayerStore(spec, layouts)
-    store.apply(ledger.plan(torch.zeros_like(real), real), *numbers(width))
-    frozen = None
-    if static:
-        places, order = StaticPlaces.of(ledger.state, spec, STEPS)
-        frozen = StaticStore(store, places, order)
-    outputs = []
-    for _ in range(STEPS):
-        segments = static_step(frozen) if frozen else growing_step(store, ledger)
-        query = torch.randn(len(BATCH), HEADS * 2, 1, DIM)
-        outputs.append(attend(query, segments, sm_scale=DIM**-0.5))
-    return segments, outputs
-
-
-def numbers(tokens: int) -> list[torch.Tensor]:
-    return [torch.randn(len(BATCH), HEADS, tokens, DIM).half().float() for _ in range(2)]
-
-
-def growing_step(store: LayerStore, ledger: Ledger) -> list:
-    one = torch.ones(len(BATCH), 1, dtype=torch.bool)
-    store.apply(ledger.plan(~one, one), *numbers(1))
-    return store.segments(ledger.state)
-
-
-def static_step(store: StaticStore) -> list:
-    flush_all([store])
-    store.places.advance()
-    store.write(*numbers(1))
-    return store.segments
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
