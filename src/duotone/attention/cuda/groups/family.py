@@ -12,7 +12,7 @@ GROUPS = Family(
     "group records",
     kinds=("text",),
     honours=format.HONOURS,
-    takes=lambda tokens: True,
+    takes=lambda tokens: not (tokens.key.classes or tokens.value.classes),
     holds=lambda segment: isinstance(segment.records, GroupRecords),
     rule=OfRecords(format.format_of, decode.warps_of, shares=True),
     packs=pack.HONOURS,
