@@ -19,6 +19,7 @@ from duotone.attention.cuda.spans.layout import (
     value_order,
     words_per_vector,
 )
+from duotone.tools.kept import cached_once, kept
 
 
 def class_codes(codes: Tensor, token: Tensor, classes: Classes, value: bool) -> Tensor:
@@ -26,7 +27,7 @@ def class_codes(codes: Tensor, token: Tensor, classes: Classes, value: bool) -> 
     taken, start, words = take_tokens(codes, token, codes.shape[3]), 0, []
     for bits, n, places in classes.pieces:
         filled = torch.nn.functional.pad(taken[..., start : start + n], (0, places - n))
-        tiles = tile_codes(filled, _order(places, bits, value), bits, TILE)
+        tiles = tile_codes(filled, _order_on(codes.device, places, bits, value), bits, TILE)
         words.append(tiles.unflatten(-1, (-1, 32, 4)))
         start += n
     joined = torch.cat(words, 3)
@@ -45,6 +46,12 @@ def from_class_codes(tiles: Tensor, slot: Tensor, form: ClassFormat, value: bool
         parts.append(codes[..., :n])
     joined = torch.nn.functional.pad(torch.cat(parts, -1), (0, form.head_dim - classes.channels))
     return joined.gather(2, slot[:, None, :, None].expand(-1, joined.shape[1], -1, form.head_dim))
+
+
+@cached_once
+def _order_on(device: torch.device, places: int, bits: int, value: bool) -> Tensor:
+    """`_order` on a device, copied once: a copy cannot be captured."""
+    return kept(lambda: _order(places, bits, value).to(device), device)
 
 
 def _order(places: int, bits: int, value: bool) -> Int[Tensor, "bytes codes"]:
