@@ -63,5 +63,10 @@ def test_keys_of_whole_spans_keep_their_ends():
 
 def test_the_metric_counts_for_whole_spans_and_streams():
     floors = [Settings().floor(p) for p in (["visual", "background"], ["visual"], ["text"])]
-    assert floors == [100, 1, 1]
+    assert floors == [100, 1, 10]
     assert Settings(regularization=0.1).floor(["visual", "background"]) == 0.1
+
+
+def test_few_codes_of_a_stream_have_a_gain():
+    gains = [Settings(bits).quantizer("value", ["text"]).gain for bits in (1, 1.5, 2, None)]
+    assert gains == [1.1, 1.1, 1.0, 1.0]

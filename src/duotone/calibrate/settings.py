@@ -26,8 +26,9 @@ WHOLE_VALUE = TensorSpec(levels="lloyd", energy=1.5)
 # {mean bits up to here: spread of V's levels}: few levels lose the mean of tokens.
 PARTED_GAINS = {1.5: 1.1}
 WHOLE_GAINS = {1.5: 1.25, 2.5: 1.1}
+STREAM_GAINS = {1.5: 1.1}
 # Regularization of the metrics.
-PARTED_FLOOR, WHOLE_FLOOR = 100.0, 1.0
+PARTED_FLOOR, WHOLE_FLOOR, STREAM_FLOOR = 100.0, 1.0, 10.0
 # Bits of scales and zero-points: those beside which `bits` counts, and those of visual spans.
 PLAIN_BITS, SMALL_BITS = 16, 8
 # Factors of errors: of K and V in spans and in streams, and of a foreground's against its
@@ -47,7 +48,7 @@ class Settings:
     them as if parameters had 16 bits: those have 8, and what that saves goes to codes. None: as
     many true bits as `duotone@1` takes at the samples' spans; 2 code bits of a stream of text.
     regularization: of the metrics, see `klt`. None: 100 where spans have two parts, so that bases
-    are all but orthogonal, else 1; both are best on small models (docs/calibrate.md).
+    are all but orthogonal, 10 in streams, else 1: best on small models (docs/calibrate.md).
     foreground: share of a visual span's tokens that get codes of their own, None: no background.
     group, recent: of a stream of text, tokens that are packed together, and those at its end that
     stay in 16 bit. gain: of V's levels; None: a constant, or "fit" where spans are whole and the
@@ -97,6 +98,8 @@ class Settings:
         """`regularization` for tokens in these parts (`parts`)."""
         if self.regularization is not None:
             return self.regularization
+        if "text" in parts:
+            return STREAM_FLOOR
         return PARTED_FLOOR if "background" in parts else WHOLE_FLOOR
 
     def parts(self, facts: ModelFacts) -> dict[str, float]:
@@ -128,8 +131,9 @@ class Settings:
         parts = set(parts)
         if which == "key":
             return WHOLE_KEY if parts == {"visual"} else KEY
-        parted = "background" in parts
-        value, gains = (PARTED_VALUE, PARTED_GAINS) if parted else (WHOLE_VALUE, WHOLE_GAINS)
+        value, gains = WHOLE_VALUE, STREAM_GAINS if "text" in parts else WHOLE_GAINS
+        if "background" in parts:
+            value, gains = PARTED_VALUE, PARTED_GAINS
         if self.gain is not None:
             return value.replace(gain=self.gain)
         codes = self.code_bits(parts)

@@ -64,7 +64,7 @@ def command(
         typer.Option(
             help="Weight of the identity in the error metric, against the model's own: 0.1 for use "
             "on data like the calibration's.",
-            show_default="100 for spans in two parts, else 1",
+            show_default="100 for spans in two parts, 10 for text, else 1",
         ),
     ] = None,
     recent: Annotated[
