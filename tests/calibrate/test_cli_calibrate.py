@@ -27,6 +27,16 @@ REFUSED = {
     "a text that is no file": (("--task", "nothing.txt"), "must be an existing file"),
     "text in 16 bit": ((*SMALL, "--text", "duotone@1"), "that quantizes text, got 'dense'"),
     "no scheme": ((*SMALL, "--text", "nothing"), "a scheme must be among"),
+    "no bits of text": ((*SMALL, "--text", "calibrated@x"), "has code bits after its @"),
+    "too many bits of text": ((*SMALL, "--text", "calibrated@9"), "bits per channel must lie in"),
+    "too little text": (
+        (*SMALL, "--text", "calibrated", "--context", "20"),
+        "packs nothing below 100 tokens",
+    ),
+    "text without pictures": (
+        ("--task", "written", "--text", "calibrated"),
+        "text beside pictures needs a model with pictures",
+    ),
     "no tensors": (("--task", "nothing.safetensors"), "No such file or directory: nothing"),
 }
 
@@ -88,6 +98,52 @@ def test_files_are_moved_together(tmp_path, monkeypatch):
     other = ("documents", "-n", "1", "--device", "cpu", "--out", tmp_path / "results")
     used = run("evaluate", "--scheme", tmp_path / "there" / "mine.json", *other)
     assert used.exit_code == 0, used.output
+
+
+def test_text_and_pictures_are_calibrated_and_moved_together(tmp_path):
+    (tmp_path / "here").mkdir()
+    small = ("--context", "128", "--text", "calibrated@1.5", "--keep-found", "--json")
+    result = run("calibrate", *SMALL, *small, "-o", tmp_path / "here" / "mine")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    ends = ("safetensors", "text.safetensors", "json", "report.json")
+    assert [file.rpartition("/mine.")[2] for file in report["files"]] == list(ends)
+    text = report["text"]
+    assert (text["scheme"], text["header"]["settings"]["bits"]) == ("calibrated@1.5", 1.5)
+    assert text["bits"] == pytest.approx(1.5, abs=0.01)
+    assert text["header"]["data"][0]["task"] == "written"
+    assert (text["verdict"]["kept"], report["verdict"]["kept"]) == ("calibrated", "calibrated")
+    assert text["verdict"]["tasks"] == ["written"]
+    assert report["verdict"]["tasks"] == ["documents"]
+    written = json.loads((tmp_path / "here" / "mine.json").read_text())
+    assert "mine.text.safetensors#" in json.dumps(written["layers"])
+    (tmp_path / "here").rename(tmp_path / "there")
+    spec = duotone.CacheSpec.from_file(tmp_path / "there" / "mine.json")
+    assert (spec.sink, spec.recent, spec.text.key.group) == (4, 32, 64)
+    at = spec.at_layer(3)
+    assert at.text.key.transform == f"klt:{tmp_path / 'there' / 'mine.text.safetensors'}#3.key"
+    assert at.visual.key.transform == f"klt:{tmp_path / 'there' / 'mine.safetensors'}#3.key"
+    other = ("documents", "-n", "1", "--device", "cpu", "--out", tmp_path / "results")
+    used = run("evaluate", "--scheme", tmp_path / "there" / "mine.json", *other)
+    assert used.exit_code == 0, used.output
+    assert "never overwritten, got the existing" in error_of(
+        "calibrate", *SMALL, "-o", tmp_path / "there" / "mine"
+    )
+
+
+def test_the_last_lines_say_what_text_has(tiny, tmp_path):
+    small = ("-n", "2", "--heldout", "2", "--context", "100", "--device", "cpu")
+    result = run("calibrate", tiny, *small, "--text", "calibrated", "-o", tmp_path / "mine")
+    assert result.exit_code == 0, result.output
+    said = result.stdout.partition("└")[2]
+    assert "Text: 2.000 code bits per number, from 200 tokens" in said
+    assert "Text: calibrated: KL" in said
+    assert "on 2 held-out samples (made-up)" in said
+    assert "on 2 held-out samples (written)" in said
+    assert f"--scheme {tmp_path / 'mine.json'}" in said
+    report = json.loads((tmp_path / "mine.report.json").read_text())
+    kept = {report["verdict"]["kept"], report["text"]["verdict"]["kept"]}
+    assert (tmp_path / "mine.found.json").exists() == (kept != {"calibrated"})
 
 
 def test_options_have_the_defaults_of_the_settings():
@@ -189,6 +245,13 @@ def test_a_text_model_is_refused_pictures_by_its_config(words, tmp_path, monkeyp
     refused = error_of("calibrate", words, *named)
     assert "made-up samples are pictures" in refused
     assert "a 'llama' for text only. Leave --task out, for text that it writes itself" in refused
+
+
+@pytest.mark.parametrize("text", ["calibrated@2", "duotone-mixed@4"])
+def test_a_text_model_has_no_text_beside_pictures(text, words, tmp_path):
+    refused = error_of("calibrate", words, "--text", text, "-o", tmp_path / "mine")
+    assert "needs a model with pictures" in refused
+    assert "whose text is calibrated itself; leave --text out" in refused
 
 
 def test_a_text_model_writes_its_own_samples(words, tmp_path):

@@ -359,3 +359,6 @@ def test_existing_files_are_kept(tmp_path):
     with pytest.raises(ValueError, match="never overwritten"):
         check_files(tmp_path / "mine.safetensors")
     assert check_files(tmp_path / "model-2.5")[1].name == "model-2.5.json"
+    (tmp_path / "other.text.safetensors").touch()
+    with pytest.raises(ValueError, match=r"got the existing .*other.text.safetensors"):
+        check_files(tmp_path / "other")

@@ -113,6 +113,23 @@ def test_no_placeholder_is_written():
     assert int(ids_of(Written(32), loaded, 8).min()) > 2
 
 
+def test_answers_to_written_text_have_no_end(framed):
+    """A model that was kept from ending its text would end the answer at once."""
+    model = text_model()
+    model.lm_head.weight.data[9] = 40 * model.lm_head.weight.data.mean(0)
+    own = model.generation_config
+    own.eos_token_id = [9, *range(12, 20)]
+    loaded = Loaded("ends", model, FramedTokenizer())
+    data = calibration_data(loaded, [Written(40)], 2, 2, heldout=2)
+    assert data.batches[0].never == (5, 6, 7, 9, *range(12, 20), 30, 31)
+    settings = Settings(group=16, recent=8)
+    bases, spec, report = calibrate(loaded, data.batches, settings)
+    assert report["header"]["queries"] == 2 * (40 + 63)
+    end, _ = compare(loaded, bases, spec, data.heldout)
+    assert end.found.length == 40 + 63
+    assert model.generation_config is own
+
+
 def test_held_out_stretches_are_other_rows_of_the_same_draw(framed):
     data = calibration_data(framed, [Written(24)], 3, 2, heldout=2)
     (source,) = data.sources

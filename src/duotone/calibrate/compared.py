@@ -19,6 +19,7 @@ from duotone.tune.seeds import fits
 from duotone.tune.trials import Lost, Meter, Rival, mean
 from duotone.tune.verdict import Verdict, verdict
 
+from .answers import without_tokens
 from .gains import elsewhere
 from .moments import CalibrationBatch, facts_of
 
@@ -59,7 +60,8 @@ def compare(
     total = len(encoded) + 1
     prepared: dict[str, list[Ready]] = {name: [] for name in heldout}
     for done, (name, batch) in enumerate(_flat(heldout), start=1):
-        prepared[name].append(ready(loaded.model, batch.tensors, batch.answer_tokens))
+        with without_tokens(loaded.model, batch.never):
+            prepared[name].append(ready(loaded.model, batch.tensors, batch.answer_tokens))
         _say(progress, done, total)
     of = "visual" if counts.all_pictured and spec.visual != "text" else "cache"
     meter = Meter(loaded.model, prepared, of)

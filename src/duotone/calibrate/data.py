@@ -108,7 +108,8 @@ def _encoded(
 
 
 def _batches(encoded: Sequence[dict[str, torch.Tensor]], task: AnyTask) -> list[CalibrationBatch]:
-    return [CalibrationBatch(tensors, task.max_new_tokens) for tensors in encoded]
+    never = task.never if isinstance(task, EncodedPrompts) else ()
+    return [CalibrationBatch(tensors, task.max_new_tokens, never) for tensors in encoded]
 
 
 def _check_visual(loaded: Loaded, batches: Sequence[CalibrationBatch]) -> None:

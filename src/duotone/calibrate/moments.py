@@ -20,6 +20,7 @@ from duotone.hf.recording import recording
 from duotone.inference.batch import end_token_ids, generate, make_cache, prepare
 from duotone.tune.batches import facts_of as facts_of_encoded
 
+from .answers import without_tokens
 from .places import Places, places_of
 from .streams import Stream, hearing
 
@@ -35,10 +36,12 @@ class CalibrationBatch:
 
     tensors: as the model's processor makes them, left-padded; or inputs_embeds [B, tokens, hidden]
     and attention_mask, with visual_mask [B, tokens], True at visual tokens, if there are any.
+    never: tokens that answers do not have; with some, answers have no end.
     """
 
     tensors: dict[str, Tensor]
     answer_tokens: int
+    never: tuple[int, ...] = ()
 
 
 def facts_of(model: Any, batches: Sequence[CalibrationBatch]) -> ModelFacts:
@@ -221,10 +224,14 @@ def _answer(model: Any, given: CalibrationBatch, recorder: Recorder, group: int 
     batch = prepare(model, given.tensors)
     recorder.begin(places_of(batch, group))
     cache = make_cache(model, None, batch)
-    ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
-    stopping = [_StillAnswering(recorder, ends)]
     packed = recorder.facts.packed
-    with recording(model, recorder.record), hearing(model, packed, recorder.hear):
+    with (
+        without_tokens(model, given.never),
+        recording(model, recorder.record),
+        hearing(model, packed, recorder.hear),
+    ):
+        ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
+        stopping = [_StillAnswering(recorder, ends)]
         generate(model, batch, cache, given.answer_tokens, stopping=stopping)
 
 

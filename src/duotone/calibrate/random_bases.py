@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from duotone.quant.bases import Bases
 
 from .budget import widths_of
 from .run import spec_with
-from .settings import Settings
+from .settings import TEXT_BITS, Settings
+from .text import joined
 
 # Variances of a span's channels fall by this factor from the first one to the last; those of its
 # background are this share of the foreground's.
@@ -39,7 +41,7 @@ def random_bases(model: Any, file: str | Path, settings: Settings | None = None)
         for part in parts
     }
     size = (facts.layers, kv_heads, head_dim)
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(int("text" in parts))
     key, value = (_orthogonal(size, draw) for _ in range(2))
     Bases(key, value, {"fingerprint": fingerprint(model), **facts.signature()}).save(file)
     spec = spec_with(
@@ -47,6 +49,20 @@ def random_bases(model: Any, file: str | Path, settings: Settings | None = None)
     )
     check_spec(facts, spec)
     return spec
+
+
+def random_bases_with_text(
+    model: Any, folder: Path, settings: Settings | None = None, bits: float = TEXT_BITS
+) -> CacheSpec:
+    """A spec of calibrated pictures and text of so many code bits, with random bases in `folder`.
+
+    settings: of the pictures, whose constants of streams hold.
+    """
+    settings = settings or Settings()
+    pictures = random_bases(model, folder / "pictures.safetensors", settings)
+    streams = replace(settings, bits=bits, regularization=None, text=True)
+    text = random_bases(model, folder / "text.safetensors", streams)
+    return joined(text, pictures, model_facts(model).layers)
 
 
 def _orthogonal(size: tuple[int, int, int], draw: torch.Generator) -> Tensor:

@@ -16,6 +16,8 @@ from duotone.inference.encoded import ANSWER_TOKENS, IDS, VISUAL, EncodedPrompts
 from duotone.inference.prompts import tokenizer_of
 from duotone.tasks import WRITTEN
 
+from .answers import without_tokens
+
 CONTEXT = 512
 # Rows that are written at once; a row does not depend on how many are asked for.
 TOGETHER = 8
@@ -29,7 +31,8 @@ class Written:
     """Stretches of `context` tokens that a model samples from its own next-token distributions.
 
     A stretch begins with the tokenizer's token for it, if there is one, and a random token. Special
-    tokens and placeholders of pictures are never written. seed: of all random numbers.
+    tokens and placeholders of pictures are never written, in answers neither: those have no end.
+    seed: of all random numbers.
     """
 
     context: int = CONTEXT
@@ -62,7 +65,8 @@ class Written:
             rows += _sampled(model, start, length, never, seed).cpu()
         # Without a mask, a model whose config names no placeholders would not be taken.
         prompts = ({IDS: row, VISUAL: torch.zeros_like(row, dtype=torch.bool)} for row in rows)
-        return EncodedPrompts(self.name, tuple(prompts)[:count], self.max_new_tokens)
+        made = tuple(prompts)[:count]
+        return EncodedPrompts(self.name, made, self.max_new_tokens, tuple(never))
 
 
 def vocabulary(model: Any) -> int:
@@ -118,18 +122,18 @@ def _sampled(
         )
     start = start.to(model.device)
     as_it_is = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-    counts = {"min_new_tokens": more, "max_new_tokens": more, "num_beams": 1}
-    with _seeded(model, seed):
+    with without_tokens(model, never), _seeded(model, seed):
         ids = model.generate(
             input_ids=start,
             attention_mask=torch.ones_like(start),
+            min_new_tokens=more,
+            max_new_tokens=more,
             do_sample=True,
-            suppress_tokens=never or None,
+            num_beams=1,
             pad_token_id=int(start[0, 0]),
             # Numbers that are none would end the process on a GPU. Moments refuse them later.
             remove_invalid_values=True,
             **as_it_is,
-            **counts,
         )
     if ids.shape[1] != length:
         raise ValueError(

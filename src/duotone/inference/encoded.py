@@ -28,12 +28,14 @@ class EncodedPrompts:
     """Prompts as tensors, under a task's name.
 
     prompts: each has inputs_embeds [tokens, hidden] or input_ids [tokens], and may have visual_mask
-    [tokens], True at visual tokens. max_new_tokens: of an answer.
+    [tokens], True at visual tokens. max_new_tokens: of an answer. never: tokens that answers do not
+    have; with some, answers have no end.
     """
 
     name: str
     prompts: tuple[Mapping[str, Tensor], ...]
     max_new_tokens: int = ANSWER_TOKENS
+    never: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         kinds = set()
