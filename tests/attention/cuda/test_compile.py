@@ -228,7 +228,7 @@ def test_turns_compile(arch, head_dim, dtype, sms) -> None:
     common = {"CHANNELS": head_dim, "G": 7, "QUERY": QUERY_TYPES[dtype], **at.macros}
     for module, own in (
         (rotate_queries, {"OUT": 2, "OVERLAP": 1}),
-        (merge_rotated, {"OUT": QUERY_TYPES[dtype], "OVERLAP": 2}),
+        *((merge_rotated, {"OUT": QUERY_TYPES[dtype], "OVERLAP": 2, "BASES": n}) for n in (1, 2)),
     ):
         size = ctypes.sizeof(module.Arguments)
         binary_of(module.SOURCE, arch, common | own | {"ARGUMENTS_BYTES": size})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from duotone.attention.choice import Read
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.kept_call import keep
-from duotone.attention.cuda.rotate.merge import MergeTurned
+from duotone.attention.cuda.rotate.merge import MOST_BASES, MergeTurned
 from duotone.attention.cuda.rotate.queries import DEPTHS, kernel_matrices, rotated_query
 from duotone.attention.cuda.shared.launch import LOG2E, Launched, run
 from duotone.attention.cuda.shared.work import Task
@@ -63,8 +63,8 @@ def _attend(
         order = sorted(range(len(tasks)), key=lambda i: _turn(tasks[i]))
         launched = run([tasks[i] for i in order], sm_scale, out, lse)
         return order, launched
-    if len(bases) == 1 and tau is None and query.shape[3] in DEPTHS:
-        return _attend_in_basis(query, read, bases[0], sm_scale, out, lse)
+    if len(bases) <= MOST_BASES and tau is None and query.shape[3] in DEPTHS:
+        return _attend_in_bases(query, read, bases, sm_scale, out, lse)
     attend_by_basis(query, read, sm_scale, tau, out, lse)
     return None
 
@@ -74,20 +74,22 @@ def _basis(pair: Read) -> str:
     return pair[1].bases[1] or ""
 
 
-def _attend_in_basis(
+def _attend_in_bases(
     query: Tensor,
     read: Sequence[Read],
-    basis: str,
+    bases: Sequence[str],
     sm_scale: float,
     out: Tensor,
     lse: Tensor | None,
 ) -> tuple[list[int], Launched]:
-    """One launch merges what is in the basis and what is not, and turns it back."""
-    inside = [i for i, pair in enumerate(read) if _basis(pair)]
-    order = inside + [i for i, pair in enumerate(read) if not _basis(pair)]
+    """One launch merges what is in each basis and what is in none, and turns it back."""
+    inside = [[i for i, pair in enumerate(read) if _basis(pair) == basis] for basis in bases]
+    order = [i for one in inside for i in one]
+    order += [i for i, pair in enumerate(read) if not _basis(pair)]
     tasks = _tasks(query, [read[i] for i in order], None)
-    back = kernel_matrices(basis, "back", query.shape[3], query.device)
-    parts = sum(task.parts for task in tasks[: len(inside)])
+    back = [kernel_matrices(basis, "back", query.shape[3], query.device) for basis in bases]
+    counts = iter(task.parts for task in tasks)
+    parts = [sum(islice(counts, len(one))) for one in inside]
     return order, run(tasks, sm_scale, out, lse, MergeTurned(back, parts))
 
 

@@ -114,8 +114,18 @@ def test_spans_in_one_basis_take_two_launches_more(in_file, sources) -> None:
 
 
 @pytest.mark.usefixtures("poison")
-def test_several_bases_are_merged_by_torch(in_file, sources) -> None:
+def test_two_bases_are_merged_at_once(in_file, sources) -> None:
     cases = [in_file(Case(ODD, *CALIBRATED, dense=WINDOWS, **SHAPE), i) for i in range(2)]
+    query, kv = build_spans(cases)
+    assert_near(attend(cases[0], query, kv), reference(cases[0], query, kv))
+    assert sources[-1] == "rotate/merge.cu"
+
+
+@pytest.mark.usefixtures("poison")
+def test_more_bases_are_merged_by_torch(in_file, sources) -> None:
+    cases = [in_file(Case(ODD, *CALIBRATED, dense=WINDOWS, **SHAPE), i) for i in range(2)]
+    specs = [spec.replace(transform="hadamard") for spec in CALIBRATED]
+    cases.append(Case(ODD, *specs, dense=WINDOWS, **SHAPE))
     query, kv = build_spans(cases)
     assert_near(attend(cases[0], query, kv), reference(cases[0], query, kv))
     assert "rotate/merge.cu" not in sources

@@ -83,9 +83,29 @@ def test_one_matrix_of_all_heads_stands_for_each(caught) -> None:
     assert caught[-1].given.matrix_stride == 0
 
 
-@pytest.mark.parametrize("why", ["two bases", "head_dim"])
+def test_two_bases_are_merged_at_once(caught, file) -> None:
+    first, second = (in_bases(CASE, file, i) for i in range(2))
+    sources, *_ = launched(caught, [second, first, second])
+    merge = caught[-1]
+    assert sources.count("rotate/queries.cu") == 2
+    assert sources[-1] == "rotate/merge.cu"
+    assert merge.macros["BASES"] == 2
+    decodes = [one for one in caught if one.source in DECODES]
+    parts = [one.given.blocks * one.given.splits for one in decodes]
+    # Launches of one basis follow one another: the first by name, then both of the other.
+    assert (merge.given.rotated_parts, merge.given.other_parts) == (parts[0], sum(parts[1:3]))
+    for case, field in ((first, "matrices"), (second, "other_matrices")):
+        cpu = torch.device("cpu")
+        back = rotate_queries.kernel_matrices(case.value.transform, "back", 128, cpu)
+        assert getattr(merge.given, field) == back.data_ptr()
+    assert merge.given.other_stride == 128**2
+
+
+@pytest.mark.parametrize("why", ["three bases", "head_dim"])
 def test_torch_merges_what_the_launch_does_not(caught, file, why, monkeypatch) -> None:
+    visual = duotone.scheme("duotone-tuned").visual
     cases = [in_bases(CASE, file, i) for i in range(2)]
+    cases.append(replace(CASE, key=visual.key, value=visual.value))
     if why == "head_dim":
         cases = cases[:1]
         for module in (decode, rotate_queries):

@@ -100,16 +100,17 @@ class Parts(SimpleNamespace):
         partial[hidden] = 0
         return cls(batch=batch, kv_heads=kv_heads, partial=partial, weights=weights)
 
-    def expected(self, matrices: torch.Tensor, turned: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(output, log2 of the sums) of [batch, q_heads]."""
+    def expected(self, bases: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(output, log2 of the sums) of [batch, q_heads]. bases: (matrices, parts) of each."""
+        turned = [matrices for matrices, count in bases for _ in range(count)]
         rows = (self.batch, -1, 1, self.partial.shape[3])
         merged = []
         for part in range(self.partial.shape[1]):
             top, weight = self.weights[:, part].double().unbind(-1)
             out = self.partial[:, part].double() / weight.where(weight > 0, 1)[..., None]
             out = out.reshape(rows)
-            if part < turned:
-                out = turn_heads(out, matrices.double().expand(self.kv_heads, -1, -1))
+            if part < len(turned):
+                out = turn_heads(out, turned[part].double().expand(self.kv_heads, -1, -1))
             lse = (top * 0.6931471805599453 + weight.log()).reshape(self.batch, -1, 1)
             merged.append((out, lse))
         out, lse = merge_partials(merged)
@@ -117,7 +118,9 @@ class Parts(SimpleNamespace):
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize(("parts", "turned"), [(1, 1), (3, 2), (11, 7)])
+@pytest.mark.parametrize(
+    ("parts", "turned"), [(1, [1]), (3, [2]), (11, [7]), (2, [1, 1]), (11, [5, 3]), (3, [0, 2])]
+)
 @pytest.mark.parametrize(("batch", "kv_heads", "group", "channels", "sms"), SHAPES)
 def test_parts_leave_their_basis(
     batch, kv_heads, group, channels, sms, parts, turned, on_cpu
@@ -125,18 +128,24 @@ def test_parts_leave_their_basis(
     torch.manual_seed(0)
     on_cpu(sms)
     given = Parts.of(batch, kv_heads, group, channels, parts)
-    matrices = matrices_of(kv_heads if parts < 11 else 1, channels)
-    out, lse = merged(given, matrices, turned)
-    expected, sums = given.expected(matrices, turned)
+    heads = kv_heads if parts < 11 else 1
+    bases = [(matrices_of(heads, channels), count) for count in turned]
+    out, lse = merged(given, bases)
+    expected, sums = given.expected(bases)
     assert_near(out, expected.float())
     torch.testing.assert_close(lse, sums.float(), rtol=1e-5, atol=1e-5)
     assert (out[0, 0] == 0).all()
     assert lse[0, 0] == -torch.inf
-    with pytest.raises(AssertionError, match="rms"):
-        assert_near(out, given.expected(matrices.roll(1, 1), turned)[0].float())
+    for wrong, (matrices, count) in enumerate(bases):
+        if count:
+            others = [*bases[:wrong], (matrices.roll(1, 1), count), *bases[wrong + 1 :]]
+            with pytest.raises(AssertionError, match="rms"):
+                assert_near(out, given.expected(others)[0].float())
 
 
-def merged(given: Parts, matrices: torch.Tensor, turned: int) -> tuple[torch.Tensor, torch.Tensor]:
+def merged(
+    given: Parts, bases: list[tuple[torch.Tensor, int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, lse) of the kernel, into every third row of both."""
     parts, group, channels = given.partial.shape[1:]
     rows = (given.batch, given.kv_heads * group)
@@ -158,7 +167,7 @@ def merged(given: Parts, matrices: torch.Tensor, turned: int) -> tuple[torch.Ten
         "lse_stride": lse.stride(1),
         "all_parts": parts,
     }
-    MergeTurned(matrices, turned)(work, out, fields)
+    MergeTurned(*zip(*bases, strict=True))(work, out, fields)
     for others in (out[:, :, ::2], lse[:, :, ::2]):
         assert others.isnan().all()
     return out[:, :, 1:2], lse[:, :, 1]
@@ -171,5 +180,5 @@ def merged(given: Parts, matrices: torch.Tensor, turned: int) -> tuple[torch.Ten
 def test_blocks_have_few_rows_where_these_are_few(kv_heads, rows, blocks, of_block) -> None:
     at = tiles(128, kv_heads, rows, 132)
     assert (at.blocks, at.rows, at.threads) == (blocks, of_block, 256)
-    assert merge_rotated.shared_bytes(at, 128) <= 48 << 10
+    assert merge_rotated.shared_bytes(at, 128, 2) <= 56 << 10
     assert ctypes.sizeof(merge_rotated.Arguments) % 8 == 0
