@@ -14,6 +14,7 @@ from duotone.bench import generate_rows
 from duotone.bench.generate import Bench, Load, Subject, summary
 from duotone.bench.generate_rows import Row, parse_rows
 from duotone.bench.generate_watch import FEWEST_TOKENS, Watch
+from duotone.cli.bench_subject import _calibrated
 from duotone.defaults import PICTURES
 from duotone.inference.random_models import random_model, random_prompt
 
@@ -92,6 +93,26 @@ def test_random_bases_are_for_random_weights() -> None:
     assert row["cache_bytes"] < row["cache_bytes_16_bit"]
     asked = ("--model", "duotone-tiny", *SMALL, *rows("calibrated@1"))
     assert "for a model of random weights" in error_of(*asked)
+
+
+def test_text_is_calibrated_beside_pictures(tmp_path: Path) -> None:
+    model = random_model("tiny", CPU, torch.float32)
+    made = _calibrated(model, tmp_path)
+    pictures, both = made("calibrated@1"), made("calibrated, text@2")
+    assert pictures.text == "dense"
+    assert both.visual.key.classes == pictures.visual.key.classes
+    assert (both.text.key.group, both.sink, both.recent) == (64, 4, 32)
+    assert both is made("calibrated, text@2")
+    (row,) = measured(*TINY, *rows("calibrated, text@2, no graphs"))["rows"]
+    assert row["cache_bytes"] < row["cache_bytes_16_bit"]
+
+
+def test_a_text_model_has_no_row_of_both(tmp_path: Path) -> None:
+    tiny_model("llama").config.save_pretrained(tmp_path)
+    asked = ("--model", tmp_path / "config.json", *SMALL, *rows("calibrated, text@2"))
+    failed = run(*asked)
+    assert failed.exit_code == 1
+    assert "text beside pictures needs a model with pictures, got 'llama'" in failed.stdout
 
 
 def test_bytes_of_a_plain_cache_have_states_and_windows(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> BudgetBench:
     def prompts(visual: int, text: int) -> tuple[dict, None]:
         return tiled_prompt("tiny", model, 1, visual // 16, text), None
 
-    inputs, calibrated = prompts(320, 128)[0], lambda: random_bases(model, file)
+    inputs, calibrated = prompts(320, 128)[0], lambda base: random_bases(model, file)
     subject = Subject("tiny", model, inputs, calibrated=calibrated)
     return BudgetBench(Bench(subject, Load(1, 448, 60)), prompts, Answers(320, new=60))
 

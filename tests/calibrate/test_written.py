@@ -52,6 +52,14 @@ def test_stretches_begin_with_the_tokenizers_token_and_have_no_other_special_one
     assert len(ids[:, 1].unique()) > 4
 
 
+def test_stretches_may_begin_otherwise(framed):
+    for begin in ((), (3, 6)):
+        ids = ids_of(Written(16, begin=begin), framed, 2)
+        assert ids.shape == (2, 16)
+        assert ids[:, : len(begin)].tolist() == [list(begin)] * 2
+        assert not (ids[:, len(begin) :] == 6).any()
+
+
 def test_the_same_text_comes_of_the_same_seed_whatever_was_drawn_before(framed):
     torch.manual_seed(3)
     before = torch.get_rng_state()

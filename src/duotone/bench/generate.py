@@ -19,7 +19,7 @@ import torch
 
 import duotone
 from duotone.bench.budget import begin_peak, end_peak, release
-from duotone.bench.generate_rows import CALIBRATED, STATIC, Row
+from duotone.bench.generate_rows import RANDOM_BASES, STATIC, Row
 from duotone.bench.generate_watch import FEWEST_TOKENS, WARM_TOKENS, Watch
 from duotone.hf.model.cache_argument import CACHE
 from duotone.hf.model.layers import layer_configs, layer_kinds, layer_shape, packed_layers
@@ -68,7 +68,8 @@ class Subject:
 
     inputs: of `generate`, but for its settings. visual_mask: [batch, tokens] for `enable`, where
     the ids do not say which tokens are visual. quantize: quantizes the model's weights in place by
-    the recipe of a name. calibrated: makes a calibrated spec for the model as it is.
+    the recipe of a name. calibrated: makes the spec of a row of RANDOM_BASES for the model as it
+    is, by the row's base.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Subject:
     inputs: Inputs
     visual_mask: torch.Tensor | None = None
     quantize: Callable[[str], None] | None = None
-    calibrated: Callable[[], CacheSpec] | None = None
+    calibrated: Callable[[str], CacheSpec] | None = None
 
 
 class Bench:
@@ -98,9 +99,10 @@ class Bench:
         for row in rows:
             with row.enabled(self.model, self.subject.visual_mask):
                 pass
-        if any(row.base == CALIBRATED for row in rows) and self.subject.calibrated is None:
+        random = [row.base for row in rows if row.base in RANDOM_BASES]
+        if random and self.subject.calibrated is None:
             raise ValueError(
-                f"the row {CALIBRATED!r} has random bases, for a model of random weights; got "
+                f"the row {random[0]!r} has random bases, for a model of random weights; got "
                 f"{self.subject.name!r}. Give the file of duotone calibrate as a row."
             )
         if any(row.recipe for row in rows) and self.weights != BITS_16:
@@ -122,8 +124,8 @@ class Bench:
                 self.weights = row.recipe
             # A name alone would mean another spec once a preset changes.
             spec = {} if row.spec is None else {"spec": row.spec.to_dict()}
-            if row.base == CALIBRATED:
-                row = replace(row, spec=self.subject.calibrated())
+            if row.base in RANDOM_BASES:
+                row = replace(row, spec=self.subject.calibrated(row.base))
             with _unending(self.model):
                 measured = (measure or self._measure)(row)
             return {"row": row.name, "weights": self.weights, **spec, **measured}

@@ -18,8 +18,10 @@ from duotone.quant import CacheSpec
 from duotone.weights import RECIPES
 
 PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
-# A spec as `duotone calibrate` makes it at one bit, with random bases for the model at hand.
-CALIBRATED = "calibrated@1"
+# Specs as `duotone calibrate` makes them at one bit, and with text at two code bits beside it; they
+# have random bases for the model at hand.
+CALIBRATED, CALIBRATED_TEXT = "calibrated@1", "calibrated, text@2"
+RANDOM_BASES = (CALIBRATED, CALIBRATED_TEXT)
 STEP_BY_STEP = "no graphs"
 RECIPE = "rtn-w4a8"
 _VISUAL, _TEXT = (PICTURES, "calibquant@1", CONVERSATIONS, "kivi@2"), ("kivi@2", TEXT)
@@ -31,8 +33,8 @@ _COMPILED = ("_compiled_call", "_last_compile_config", "_cache")
 class Row:
     """One way to call `generate`.
 
-    spec: of `enable`, or None; of CALIBRATED it comes with the model. graphs: whether steps may be
-    captured. recipe: name of a recipe that the weights are quantized by, or None.
+    spec: of `enable`, or None; of RANDOM_BASES it comes with the model. graphs: whether steps may
+    be captured. recipe: name of a recipe that the weights are quantized by, or None.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Row:
         is_ours = base not in (PLAIN, NO_CUDNN, STATIC)
         if not (is_ours or graphs):
             raise ValueError(f"{STEP_BY_STEP!r} goes with a scheme; got --row {name!r}")
-        known = is_ours and base != CALIBRATED
+        known = is_ours and base not in RANDOM_BASES
         return cls(name, base, _spec(base, name) if known else None, graphs, recipe)
 
     def settings(self) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def _spec(base: str, name: str) -> CacheSpec:
     if (at and not bits.isdecimal()) or "," in base:
         raise ValueError(
             f"--row must be {PLAIN!r}, {NO_CUDNN!r}, {STATIC!r}, {CALIBRATED}, "
-            f"a scheme as NAME@BITS, or a spec's .json file, with "
+            f"{CALIBRATED_TEXT!r}, a scheme as NAME@BITS, or a spec's .json file, with "
             f"', {STEP_BY_STEP}' and ', RECIPE' after it or not; got {name!r}. RECIPE is of "
             f"duotone quantize, e.g. {RECIPE}."
         )

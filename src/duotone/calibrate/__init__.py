@@ -6,19 +6,24 @@ from .files import check_files, write
 from .moments import CalibrationBatch, LayerMoments, gather_moments
 from .run import calibrate
 from .settings import Settings
+from .text import joined, written_data
 from .transform import allocate, klt
+from .written import Written
 
 __all__ = [
     "CalibrationBatch",
     "CalibrationData",
     "LayerMoments",
     "Settings",
+    "Written",
     "allocate",
     "calibrate",
     "calibration_data",
     "check_files",
     "compare",
     "gather_moments",
+    "joined",
     "klt",
     "write",
+    "written_data",
 ]

@@ -18,7 +18,7 @@ from duotone.quant.bases import Bases
 from .budget import widths_of
 from .run import spec_with
 from .settings import TEXT_BITS, Settings
-from .text import joined
+from .text import joined, no_pictures
 
 # Variances of a span's channels fall by this factor from the first one to the last; those of its
 # background are this share of the foreground's.
@@ -56,13 +56,16 @@ def random_bases_with_text(
 ) -> CacheSpec:
     """A spec of calibrated pictures and text of so many code bits, with random bases in `folder`.
 
-    settings: of the pictures, whose constants of streams hold.
+    settings: of the pictures, whose constants of streams hold. Errors: ValueError for a model
+    without pictures.
     """
-    settings = settings or Settings()
+    facts, settings = model_facts(model), settings or Settings()
+    if not facts.is_multimodal:
+        raise no_pictures(facts.model_type)
     pictures = random_bases(model, folder / "pictures.safetensors", settings)
     streams = replace(settings, bits=bits, regularization=None, text=True)
     text = random_bases(model, folder / "text.safetensors", streams)
-    return joined(text, pictures, model_facts(model).layers)
+    return joined(text, pictures, facts.layers)
 
 
 def _orthogonal(size: tuple[int, int, int], draw: torch.Generator) -> Tensor:

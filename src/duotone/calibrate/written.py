@@ -32,12 +32,14 @@ class Written:
 
     A stretch begins with the tokenizer's token for it, if there is one, and a random token. Special
     tokens and placeholders of pictures are never written, in answers neither: those have no end.
-    seed: of all random numbers.
+    seed: of all random numbers. begin: ids in place of the tokenizer's token, such as those of a
+    user's turn.
     """
 
     context: int = CONTEXT
     seed: int = 0
     max_new_tokens: int = ANSWER_TOKENS
+    begin: tuple[int, ...] | None = None
     name: str = WRITTEN
 
     def __post_init__(self) -> None:
@@ -58,10 +60,12 @@ class Written:
         model, tokenizer = loaded.model, tokenizer_of(loaded.processor)
         length = longest_stretch(model, self.context, self.max_new_tokens)
         never = never_written(model, tokenizer)
+        own = getattr(tokenizer, "bos_token_id", None)
+        begin = (() if own is None else (own,)) if self.begin is None else self.begin
         rows: list[Tensor] = []
         while len(rows) < count:
             seed = APART * self.seed + len(rows)
-            start = _starts(model, tokenizer, never, seed)
+            start = _starts(model, begin, never, seed)
             rows += _sampled(model, start, length, never, seed).cpu()
         # Without a mask, a model whose config names no placeholders would not be taken.
         prompts = ({IDS: row, VISUAL: torch.zeros_like(row, dtype=torch.bool)} for row in rows)
@@ -93,8 +97,10 @@ def never_written(model: Any, tokenizer: Any) -> list[int]:
     return sorted(i for i in found if isinstance(i, int) and 0 <= i < size)
 
 
-def _starts(model: Any, tokenizer: Any, never: list[int], seed: int) -> Int[Tensor, "rows tokens"]:
-    """Starts of rows: the tokenizer's own, if there is one, and a random token of text."""
+def _starts(
+    model: Any, begin: tuple[int, ...], never: list[int], seed: int
+) -> Int[Tensor, "rows tokens"]:
+    """Starts of rows: the tokens `begin`, and a random one of text."""
     words = torch.ones(vocabulary(model), dtype=torch.bool)
     words[never] = False
     if not words.any():
@@ -105,8 +111,7 @@ def _starts(model: Any, tokenizer: Any, never: list[int], seed: int) -> Int[Tens
     known = words.nonzero()[:, 0]
     draw = torch.Generator().manual_seed(seed)
     one = known[torch.randint(len(known), (TOGETHER, 1), generator=draw)]
-    begin = getattr(tokenizer, "bos_token_id", None)
-    return one if begin is None else torch.cat([torch.full_like(one, begin), one], 1)
+    return torch.cat([torch.tensor([begin] * TOGETHER, dtype=torch.long), one], 1)
 
 
 @torch.inference_mode()

@@ -34,7 +34,8 @@ def command(
             help='A row; repeatable: plain, "plain, cuDNN off", "StaticCache, compiled", '
             'or SCHEME@BITS or a spec\'s .json file, with ", no graphs" after it or not; '
             'each with ", RECIPE" after it on quantized weights, e.g. "duotone@1, rtn-w4a8". '
-            "calibrated@1: as duotone calibrate makes it, with random bases.",
+            "calibrated@1 and 'calibrated, text@2': as duotone calibrate makes them, with random "
+            "bases.",
             show_default="the whole table",
         ),
     ] = None,

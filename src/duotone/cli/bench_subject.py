@@ -83,19 +83,23 @@ def prompts(name: str, model: Any, visual: int) -> Callable[[int, int], tuple[An
     return lambda n, text: made.marked_prompt(model, 1, n + text, text)
 
 
-def _calibrated(model: Any, folder: Path) -> Callable[[], Any]:
-    """A maker of calibrated specs for the model as it is, with random bases.
+def _calibrated(model: Any, folder: Path) -> Callable[[str], Any]:
+    """A maker of calibrated specs for the model as it is, with random bases, by a row's base.
 
     They are drawn once for each fingerprint, which bases carry and quantized weights change.
     """
-    from duotone.calibrate.random_bases import random_bases
+    from duotone.bench.generate_rows import CALIBRATED_TEXT
+    from duotone.calibrate.random_bases import random_bases, random_bases_with_text
     from duotone.hf.model.fingerprint import fingerprint
 
     @cache
-    def spec_of(name: str) -> Any:
+    def spec_of(name: str, base: str) -> Any:
+        if base == CALIBRATED_TEXT:
+            (folder / name).mkdir()
+            return random_bases_with_text(model, folder / name)
         return random_bases(model, folder / f"{name}.safetensors")
 
-    return lambda: spec_of(fingerprint(model))
+    return lambda base: spec_of(fingerprint(model), base)
 
 
 def _quantize(model: Any, few: dict[str, Any], recipe: str) -> None:
