@@ -52,6 +52,11 @@ def test_stretches_begin_with_the_tokenizers_token_and_have_no_other_special_one
     assert len(ids[:, 1].unique()) > 4
 
 
+def test_fewer_ids_may_be_in_use(framed):
+    assert never_written(framed.model, framed.processor, 12) == [5, 6, 7, *range(12, 32)]
+    assert int(ids_of(Written(16, tokens=12), framed, 2).max()) < 12
+
+
 def test_stretches_may_begin_otherwise(framed):
     for begin in ((), (3, 6)):
         ids = ids_of(Written(16, begin=begin), framed, 2)

@@ -33,13 +33,15 @@ class Written:
     A stretch begins with the tokenizer's token for it, if there is one, and a random token. Special
     tokens and placeholders of pictures are never written, in answers neither: those have no end.
     seed: of all random numbers. begin: ids in place of the tokenizer's token, such as those of a
-    user's turn.
+    user's turn. tokens: number of ids in use, which are the first ones; None: the tokenizer's, or
+    all that the model has.
     """
 
     context: int = CONTEXT
     seed: int = 0
     max_new_tokens: int = ANSWER_TOKENS
     begin: tuple[int, ...] | None = None
+    tokens: int | None = None
     name: str = WRITTEN
 
     def __post_init__(self) -> None:
@@ -59,7 +61,7 @@ class Written:
         """
         model, tokenizer = loaded.model, tokenizer_of(loaded.processor)
         length = longest_stretch(model, self.context, self.max_new_tokens)
-        never = never_written(model, tokenizer)
+        never = never_written(model, tokenizer, self.tokens)
         own = getattr(tokenizer, "bos_token_id", None)
         begin = (() if own is None else (own,)) if self.begin is None else self.begin
         rows: list[Tensor] = []
@@ -81,8 +83,11 @@ def vocabulary(model: Any) -> int:
     )
 
 
-def never_written(model: Any, tokenizer: Any) -> list[int]:
-    """Tokens that are no text: special ones, placeholders of pictures, and rows without a token."""
+def never_written(model: Any, tokenizer: Any, tokens: int | None = None) -> list[int]:
+    """Ids that are no text: special ones, placeholders of pictures, and those that nobody uses.
+
+    tokens: see `Written`.
+    """
     config, size = model.config, vocabulary(model)
     found = set(visual_token_ids(config)) | set(getattr(tokenizer, "all_special_ids", ()))
     added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -92,8 +97,9 @@ def never_written(model: Any, tokenizer: Any) -> list[int]:
             if name.endswith(SPECIAL):
                 found |= set(value if isinstance(value, (list, tuple)) else [value])
     found |= set(model.generation_config.suppress_tokens or ())
-    if hasattr(tokenizer, "__len__"):
-        found |= set(range(len(tokenizer), size))
+    if tokens is None:
+        tokens = len(tokenizer) if hasattr(tokenizer, "__len__") else size
+    found |= set(range(tokens, size))
     return sorted(i for i in found if isinstance(i, int) and 0 <= i < size)
 
 
