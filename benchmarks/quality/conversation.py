@@ -28,6 +28,10 @@ from benchmarks.quality.calibrations import CALIBRATION, without_data
 from benchmarks.quality.talks import Talk, talk, trained_length
 from benchmarks.quality.zoo import _on, ratio
 from duotone import CacheSpec, QuantizedCache
+from duotone.calibrate import Settings, calibrate
+from duotone.calibrate.text import joined, text_settings, written_data
+from duotone.calibrate.written import Written
+from duotone.loading import Loaded
 from duotone.quant.our_schemes import with_pictures
 from duotone.report.provenance import stamp, write_new_json
 from training.zoo.batches import Batch
@@ -36,6 +40,7 @@ from training.zoo.unseen import EVERY
 
 PARTS = ("kl", "kl_pictures", "kl_text")
 KIVI = "kivi@2, released"
+TEXT = ("calibrated@2", "calibrated@1.5")
 OURS = "duotone-mixed@4"
 # Of KIVI's code: recent tokens; a scale and a zero-point for 32 numbers.
 WINDOW, GROUP_BITS = 128, 1
@@ -93,13 +98,25 @@ def ablations() -> dict[str, CacheSpec]:
     }
 
 
-def made_up(model: Any, batch: Batch, folder: Path) -> dict[str, CacheSpec]:
-    """{label: spec}: the default with pictures by a calibration that had no data."""
+def made_up(model: Any, batch: Batch, tokens: int, folder: Path) -> dict[str, CacheSpec]:
+    """{label: spec}: the default with pictures by a calibration that had no data, then text, too.
+
+    tokens: of a stretch of text that the model writes itself.
+    """
     ours = duotone.scheme("duotone-mixed", bits=4)
-    (spec,) = without_data(model, batch, folder).values()
-    if isinstance(spec, str):
-        raise ValueError(f"a row needs a calibration; got {spec}")
-    return {f"{OURS}, pictures calibrated": with_pictures(ours, spec)}
+    (pictures,) = without_data(model, batch, folder).values()
+    if isinstance(pictures, str):
+        raise ValueError(f"a row needs a calibration; got {pictures}")
+    rows = {f"{OURS}, pictures calibrated": with_pictures(ours, pictures)}
+    loaded = Loaded(model.config.model_type, model, None)
+    for name in TEXT:
+        settings = text_settings(name, Settings())
+        samples = written_data(loaded, Written(tokens), settings).batches
+        file = folder / f"{name}.safetensors"
+        bases, text, _ = calibrate(loaded, samples, settings, file=str(file))
+        bases.save(file)
+        rows[f"{name}, pictures too"] = joined(text, pictures, len(bases.key))
+    return rows
 
 
 SETS = {"default": default, "presets": presets, "rivals": rivals, "ablations": ablations}
@@ -220,7 +237,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--made-up", action="store_true", help="a row of `duotone calibrate` without samples"
+        "--made-up", action="store_true", help="rows of `duotone calibrate` without samples"
     )
     args = parser.parse_args()
     dtype = torch.float32 if args.device == "cpu" else torch.float16
@@ -234,7 +251,7 @@ def main() -> None:
         if args.made_up:
             shape = replace(member.shapes[0], rows=args.rows)
             batch = _on(Feed("cpu", CALIBRATION, 1).next(shape), args.device, dtype)
-            specs |= made_up(model, batch, Path(folder))
+            specs |= made_up(model, batch, trained_length(member), Path(folder))
         rows = measure(talks, specs, args.impl)
     header = {"schema": "duotone.conversation/1", **stamp(torch.device(args.device))}
     lengths = [step.last + 1 for step in talks[0].steps()]
