@@ -37,6 +37,7 @@ from duotone.report.provenance import stamp, write_new_json
 from training.zoo.batches import Batch
 from training.zoo.train import HELD_OUT, Feed
 from training.zoo.unseen import EVERY
+from training.zoo.vocabulary import ID, TOKENS
 
 PARTS = ("kl", "kl_pictures", "kl_text")
 KIVI = "kivi@2, released"
@@ -101,7 +102,7 @@ def ablations() -> dict[str, CacheSpec]:
 def made_up(model: Any, batch: Batch, tokens: int, folder: Path) -> dict[str, CacheSpec]:
     """{label: spec}: the default with pictures by a calibration that had no data, then text, too.
 
-    tokens: of a stretch of text that the model writes itself.
+    tokens: of a stretch of text that the model writes itself. It begins as all rows of training do.
     """
     ours = duotone.scheme("duotone-mixed", bits=4)
     (pictures,) = without_data(model, batch, folder).values()
@@ -109,9 +110,10 @@ def made_up(model: Any, batch: Batch, tokens: int, folder: Path) -> dict[str, Ca
         raise ValueError(f"a row needs a calibration; got {pictures}")
     rows = {f"{OURS}, pictures calibrated": with_pictures(ours, pictures)}
     loaded = Loaded(model.config.model_type, model, None)
+    written = Written(tokens, begin=(ID["<bos>"],), tokens=len(TOKENS))
     for name in TEXT:
         settings = text_settings(name, Settings())
-        samples = written_data(loaded, Written(tokens), settings).batches
+        samples = written_data(loaded, written, settings).batches
         file = folder / f"{name}.safetensors"
         bases, text, _ = calibrate(loaded, samples, settings, file=str(file))
         bases.save(file)
@@ -232,6 +234,7 @@ def main() -> None:
         "--parts", type=int, default=1, help="of a conversation, in trained lengths"
     )
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), help="of rows")
+    parser.add_argument("--only", nargs="+", help="rows of the sets; all of them, if left out")
     parser.add_argument("--seed", type=int, default=HELD_OUT, help="of the held-out batches")
     parser.add_argument("--impl", default="auto", help="reference: no kernel has to be compiled")
     parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
@@ -247,6 +250,7 @@ def main() -> None:
     made = (talk(member, feed, args.rows, args.parts) for _ in range(args.batches))
     talks = [Talk(model, _on(batch, args.device, dtype)) for batch in made]
     specs = {k: v for name in args.sets for k, v in SETS[name]().items()}
+    specs = {name: specs[name] for name in args.only or specs}
     with TemporaryDirectory() as folder:
         if args.made_up:
             shape = replace(member.shapes[0], rows=args.rows)
