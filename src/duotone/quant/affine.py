@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from duotone.quant.checks import checked, unchecked
-from duotone.quant.classes import class_counts
+from duotone.quant.classes import class_widths
 from duotone.quant.codebooks import UNIFORM, decoded_levels, gaussian_codes
 from duotone.quant.grouping import group, group_sizes, ungroup
 from duotone.quant.honours import check_packed, check_read
@@ -82,8 +82,7 @@ class Quantized:
             return self.zero_point
         top = 2**self.spec.bits - 1
         if self.classes is not None:
-            widths = [bits for bits, _ in class_counts(self.spec, self.classes.shape[-1])]
-            widths = torch.tensor(widths, device=self.scale.device)
+            widths = class_widths(self.spec, self.classes.shape[-1], self.scale.device)
             top = 2.0 ** widths[self.classes.long()] - 1
         return lowest_levels(self.scale, self.zero_point, top)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from duotone.quant.packing import pack, packed_bytes, unpack
 from duotone.quant.spec import TensorSpec
+from duotone.tools.kept import cached_once, kept
 
 CLASS_BITS = 2
 
@@ -47,12 +48,23 @@ def assign_classes(
 
     variance: cost of leaving a channel to its mean; see `TensorSpec.energy`.
     """
-    channels = variance.shape[-1]
-    sizes = torch.tensor([count for _, count in class_counts(spec, channels)])
-    by_rank = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(variance.device)
+    counts = class_counts(spec, variance.shape[-1])
+    ranks = [number for number, (_, count) in enumerate(counts) for _ in range(count)]
+    by_rank = on_device(tuple(ranks), variance.device)
     ranked = variance.argsort(dim=-1, descending=True, stable=True)
     numbers = torch.empty_like(ranked).scatter_(-1, ranked, by_rank.expand_as(ranked))
     return numbers.to(torch.uint8)
+
+
+def class_widths(spec: TensorSpec, channels: int, device: torch.device) -> Int[Tensor, " classes"]:
+    """Bits of every class, by its number."""
+    return on_device(tuple(bits for bits, _ in class_counts(spec, channels)), device)
+
+
+@cached_once
+def on_device(numbers: tuple[int, ...], device: torch.device) -> Int[Tensor, " numbers"]:
+    """Whole numbers as a tensor, kept per device: a captured step copies nothing."""
+    return kept(lambda: torch.tensor(numbers, device=device), device)
 
 
 def class_order(numbers: UInt8[Tensor, "*b channels"]) -> Int[Tensor, "*b channels"]:

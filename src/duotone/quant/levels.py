@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from duotone.quant.checks import checked
-from duotone.quant.classes import assign_classes, class_counts, class_order
+from duotone.quant.classes import assign_classes, class_counts, class_order, class_widths
 from duotone.quant.ranges import (
     deviation_range,
     energy_gain,
@@ -88,7 +88,7 @@ def chosen_levels(x: Tensor, mask: Tensor, spec: TensorSpec) -> ChosenLevels:
     scale, zero_point = (
         _unsorted(torch.cat(rows, -2), order) for rows in zip(*pieces, strict=True)
     )
-    widths = torch.tensor([bits for bits, _ in counts], device=x.device)
+    widths = class_widths(spec, x.shape[-2], x.device)
     bits = widths[numbers.long()].unsqueeze(-1)
     return ChosenLevels(scale, zero_point, bits, numbers.unsqueeze(-1), spec.ties)
 
