@@ -13,6 +13,7 @@ also have V in 16 bit: `published_bytes` counts its windows and codes as publish
 """
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from duotone.calibrate import Settings, calibrate
 from duotone.calibrate.text import joined, text_settings, written_data
 from duotone.calibrate.written import Written
 from duotone.loading import Loaded
+from duotone.quant.bases import KIND
 from duotone.quant.our_schemes import with_pictures
 from duotone.report.provenance import stamp, write_new_json
 from training.zoo.batches import Batch
@@ -189,10 +191,16 @@ def measure(talks: list[Talk], rows: Mapping[str, CacheSpec], impl: str = "auto"
         *(
             {"row": name, "failed": failed[name]}
             if name in failed
-            else found[name].row(name, counts) | {"spec": spec.to_dict()}
+            else found[name].row(name, counts) | _spec_of(spec)
             for name, spec in rows.items()
         ),
     ]
+
+
+def _spec_of(spec: CacheSpec) -> dict[str, Any]:
+    """The spec for a file; nothing of one that names bases, which are gone with their folder."""
+    data = spec.to_dict()
+    return {} if f"{KIND}:" in json.dumps(data) else {"spec": data}
 
 
 def _read(each: Talk, spec: CacheSpec, impl: str, exact: Tensor, found: Read) -> None:

@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 
+import duotone
 from benchmarks.quality.conversation import KIVI, WINDOW, default, published_bytes
-from duotone import CacheSpec
+from duotone import CacheSpec, KVSpec, TensorSpec
+from duotone.calibrate.settings import SINK, Settings
+from duotone.calibrate.text import text_settings
 from duotone.planning.memory import plan
 from duotone.planning.shapes import SHAPE_8B
+from duotone.quant.our_schemes import with_pictures
 from duotone.report.provenance import stamp, write_new_json
 
 STEP = 8  # between lengths that are planned
@@ -31,6 +35,29 @@ TALKS = (
     (13312, 4, 1024),
     (13312, 4, 4096),
 )
+
+
+# Classes of channels by code bits: a calibration chooses them by layer, of this mean.
+CLASSES = {
+    "calibrated@2": ((4, 1 / 8), (2, 3 / 4)),
+    "calibrated@1.5": ((4, 1 / 8), (2, 3 / 8), (1, 1 / 4)),
+}
+
+
+def calibrated() -> dict[str, CacheSpec]:
+    """{label: spec}: specs as wide as those of `duotone calibrate --text`.
+
+    Calibrated pictures are as large as those of `duotone@1`. Rotations cost no bytes.
+    """
+    found = {}
+    for name, classes in CLASSES.items():
+        settings = text_settings(name, Settings())
+        tensor = TensorSpec(classes=classes, group=settings.group, param_dtype="float8")
+        words = CacheSpec(
+            visual="text", text=KVSpec(tensor, tensor), sink=SINK, recent=settings.recent
+        )
+        found[f"{name}, pictures too"] = with_pictures(words, duotone.scheme("duotone", bits=1))
+    return found
 
 
 def mean_bytes(spec: CacheSpec, visual: int, pictures: int, text: int) -> float:
@@ -51,7 +78,7 @@ def kivi_bytes(tokens: int) -> float:
 
 def compared(visual: int, pictures: int, text: int) -> dict[str, Any]:
     """Bytes of one conversation by spec."""
-    specs = {name: spec for name, spec in default().items() if name != KIVI}
+    specs = {name: spec for name, spec in default().items() if name != KIVI} | calibrated()
     return {
         "visual_tokens": visual,
         "pictures": pictures,
