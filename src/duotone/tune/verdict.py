@@ -6,7 +6,7 @@ Specs of which the samples prove nothing (`packed.unproved`) take part in no com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,7 +51,8 @@ class Verdict:
     kept: label of the spec to use. rival: the preset nearest to 16 bit at no more than `limit` true
     bits, None where no preset takes so few. ratio: KL of the found spec over the rival's, paired
     by samples. tasks: the samples' names. asked: the found spec is kept whatever was measured.
-    others: all other presets.
+    others: all other presets. given_up: labels of presets whose measurement was ended, since they
+    were far from 16 bit.
     """
 
     found: Candidate
@@ -62,6 +63,7 @@ class Verdict:
     tasks: tuple[str, ...]
     asked: bool = False
     others: tuple[Candidate, ...] = ()
+    given_up: tuple[str, ...] = ()
 
     @property
     def is_better(self) -> bool:
@@ -95,6 +97,7 @@ class Verdict:
             "rival": self.rival and asdict(self.rival),
             "kl_ratio": self.ratio and self.ratio.to_dict(),
             "presets": [asdict(one) for one in self.others],
+            "given_up": list(self.given_up),
         }
 
     def sentences(self) -> list[str]:
@@ -103,6 +106,11 @@ class Verdict:
 
     def _comparison(self) -> str:
         found, rival = self.found, self.rival
+        if rival is None and self.given_up:
+            names = ", ".join(self.given_up)
+            return (
+                f"Presets of as many bits are tenfold further away ({names}): {found.label} stays."
+            )
         if rival is None:
             return f"No preset takes {self.limit:.2f} true bits or less here: {found.label} stays."
         factor, low, high = self.ratio.value, self.ratio.low, self.ratio.high
@@ -141,7 +149,7 @@ def verdict(
     label: str,
     specs: Mapping[str, CacheSpec],
     rows: Mapping[str, Rows],
-    presets: Iterable[str],
+    presets: Collection[str],
     *,
     limit: float | None = None,
     asked: bool = False,
@@ -159,13 +167,15 @@ def verdict(
             "or answers, or a spec with a shorter window"
         )
     limit = found.bits if limit is None else limit
+    given_up = tuple(name for name in presets if name not in rows)
     others = [name for name in presets if name in rows and specs[name] != specs[label]]
     known = [Candidate.of(name, specs[name], rows[name]) for name in others]
     within = [one for one in known if one.bits <= limit and not one.why]
     rival = min(within, key=lambda one: one.kl, default=None)
     ratio = None if rival is None else kl_ratio(rows[label], rows[rival.label])
     samples = sum(len(one.rows) for one in rows[label].values())
-    return Verdict(found, rival, ratio, limit, samples, tuple(rows[label]), asked, tuple(known))
+    tasks = tuple(rows[label])
+    return Verdict(found, rival, ratio, limit, samples, tasks, asked, tuple(known), given_up)
 
 
 def kl_ratio(rows: Rows, others: Rows) -> Interval:
