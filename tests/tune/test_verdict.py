@@ -90,6 +90,14 @@ def test_equal_specs_are_no_rivals_and_equal_numbers_change_nothing():
     assert "No preset takes 1.20 true bits or less here" in end.sentences()[0]
 
 
+def test_presets_that_were_given_up_are_named():
+    rows = {"found": {"a": measured(0.1, 1.2)}}
+    end = verdict("found", SPECS, rows, ["calibquant @1", "kivi @2"])
+    assert (end.kept, end.rival, end.given_up) == ("found", None, ("calibquant @1", "kivi @2"))
+    assert "tenfold further away (calibquant @1, kivi @2): found stays" in end.sentences()[0]
+    assert end.to_dict()["given_up"] == ["calibquant @1", "kivi @2"]
+
+
 def test_a_stream_that_was_never_packed_is_no_rival():
     never = Packed(SAMPLES * 100, sequences=SAMPLES)
     rows = {"found": {"a": measured(0.1, 1.2)}, "kivi @2": {"a": measured(0.0, 1.0, never)}}
