@@ -70,6 +70,10 @@ ONE_OF = {
     "quantize/test_run::test_few_bit_caches_under_few_bit_weights": 2,
     "cache/test_runs::test_weight_on_one_layer_is_that_layer_dominant": 2,
     "cache/test_runs::test_a_run_keeps_the_average_of_its_layers_codes": 5,
+    "calibrate/test_budget::test_what_small_parameters_save_goes_to_codes": 3,
+    "hf/graphs/test_changed_model::test_a_changed_model_is_seen": 2,
+    "hf/graphs/test_state_graphs::test_replays_are_the_eager_steps": 2,
+    "attention/cuda/packing/test_streams::test_layers_after_the_second_ask_the_host_nothing": 5,
     # Kinds of files.
     "hf/cache/test_saved::test_every_tensor_is_needed_in_its_type_and_shape": 4,
     "hf/cache/test_saved::test_headers_of_other_kinds_are_refused": 4,

@@ -100,10 +100,11 @@ def test_files_are_moved_together(tmp_path, monkeypatch):
     assert used.exit_code == 0, used.output
 
 
-def test_text_and_pictures_are_calibrated_and_moved_together(tmp_path):
+def test_text_and_pictures_are_calibrated_and_moved_together(tiny, tmp_path):
     (tmp_path / "here").mkdir()
-    small = ("--context", "128", "--text", "calibrated@1.5", "--keep-found", "--json")
-    result = run("calibrate", *SMALL, *small, "-o", tmp_path / "here" / "mine")
+    small = ("-n", "2", "--heldout", "2", "--context", "100", "--device", "cpu")
+    asked = ("--text", "calibrated@1.5", "--keep-found", "--json")
+    result = run("calibrate", tiny, *small, *asked, "-o", tmp_path / "here" / "mine")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     ends = ("safetensors", "text.safetensors", "json", "report.json")
@@ -114,17 +115,17 @@ def test_text_and_pictures_are_calibrated_and_moved_together(tmp_path):
     assert text["header"]["data"][0]["task"] == "written"
     assert (text["verdict"]["kept"], report["verdict"]["kept"]) == ("calibrated", "calibrated")
     assert text["verdict"]["tasks"] == ["written"]
-    assert report["verdict"]["tasks"] == ["documents"]
+    assert report["verdict"]["tasks"] == ["made-up"]
     written = json.loads((tmp_path / "here" / "mine.json").read_text())
     assert "mine.text.safetensors#" in json.dumps(written["layers"])
     (tmp_path / "here").rename(tmp_path / "there")
     spec = duotone.CacheSpec.from_file(tmp_path / "there" / "mine.json")
     assert (spec.sink, spec.recent, spec.text.key.group) == (4, 32, 64)
-    at = spec.at_layer(3)
-    assert at.text.key.transform == f"klt:{tmp_path / 'there' / 'mine.text.safetensors'}#3.key"
-    assert at.visual.key.transform == f"klt:{tmp_path / 'there' / 'mine.safetensors'}#3.key"
+    at = spec.at_layer(1)
+    assert at.text.key.transform == f"klt:{tmp_path / 'there' / 'mine.text.safetensors'}#1.key"
+    assert at.visual.key.transform == f"klt:{tmp_path / 'there' / 'mine.safetensors'}#1.key"
     assert "never overwritten, got the existing" in error_of(
-        "calibrate", *SMALL, "-o", tmp_path / "there" / "mine"
+        "calibrate", tiny, *small, "-o", tmp_path / "there" / "mine"
     )
 
 
