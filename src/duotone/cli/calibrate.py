@@ -2,9 +2,7 @@
 
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated, Any
 
 import typer
@@ -21,8 +19,6 @@ from .common import (
     user_errors,
 )
 from .samples import load_with_data, sampled_tasks, without_data
-
-HELD_OUT = 8
 
 
 @user_errors
@@ -126,125 +122,29 @@ def command(
       duotone compare --scheme mine.json
     """
     from duotone.calibrate import Settings, write
-    from duotone.calibrate.files import BASES, TEXT, check_files, files_of
+    from duotone.calibrate.files import check_files, files_of
+    from duotone.calibrate.whole import data_of_words, heldout_of, whole, words_of
     from duotone.inference.encoded import CONTEXT
+    from duotone.tasks import WRITTEN
 
     settings = Settings(bits, regularization, foreground or None, group, recent)
     own = without_data(context)
     tasks, count = sampled_tasks(task, model, samples, context or CONTEXT, own=own)
-    words, files = _words(text, settings, tasks, model), files_of(out)
+    words = words_of(text, settings, tasks, model, lambda name: scheme_spec(name, None))
     check_files(out)
-    sizes = {"batch_size": batch_size, "heldout": _heldout(heldout, len(tasks))}
+    sizes = {"batch_size": batch_size, "heldout": heldout_of(heldout, len(tasks))}
     loaded, data = load_with_data(model, device, settings, tasks, samples=count, **sizes)
-    sizes |= {"samples": samples, "heldout": _heldout(heldout, 1)}
-    written = _data_of_words(words, loaded, data, own, sizes)
-    end = _calibrated(loaded, data, settings, files[BASES], keep_found)
-    if written is not None:
-        words = _calibrated(loaded, written, words, files[TEXT], keep_found, " text")
-    end, of_text = _with_words(end, words, text)
+    sizes |= {"samples": samples, "heldout": heldout_of(heldout, 1)}
+    waiting = error_console().status
+    written = data_of_words(words, loaded, data, own[WRITTEN], sizes, waiting)
+    given = (loaded, data, settings, words, written, files_of(out))
+    end = whole(*given, name=text, keep_found=keep_found, stage=progress_bar)
     report = end.report | {"command": shlex.join(["duotone", *sys.argv[1:]])}
-    paths = [str(path) for path in write(end.bases, end.spec, out, report, end.found, of_text)]
+    paths = [str(path) for path in write(end.bases, end.spec, out, report, end.found, end.text)]
     if json_output:
         print_json(report | {"files": paths})
     else:
         _show(report, paths, model)
-
-
-def _heldout(asked: int | None, tasks: int) -> int:
-    """Held-out samples of each of so many tasks."""
-    return max(3, HELD_OUT // tasks) if asked is None else asked
-
-
-def _words(text: str | None, settings: Any, tasks: list[Any], model: str | None) -> Any:
-    """Settings of calibrated text, or the CacheSpec of a scheme of text; None for 16 bit.
-
-    Errors: ValueError for schemes that cannot stand beside pictures, and where no task has any.
-    """
-    from duotone.calibrate.text import check_text, no_pictures, text_settings
-    from duotone.tasks import WRITTEN
-
-    if text is None:
-        return None
-    words = text_settings(text, settings)
-    if words is None:
-        words = scheme_spec(text, None)
-        check_text(words)
-    if all(task.name == WRITTEN for task in tasks):
-        raise no_pictures(model)
-    return words
-
-
-def _data_of_words(words: Any, loaded: Any, data: Any, own: Any, sizes: dict[str, Any]) -> Any:
-    """Data of text that is to be calibrated; None for other text, which the model can have.
-
-    Errors: ValueError for a model without pictures, and for text that does not fit.
-    """
-    from duotone.calibrate import Settings
-    from duotone.calibrate.text import check_has_pictures, written_data
-    from duotone.tasks import WRITTEN
-
-    if words is None:
-        return None
-    is_calibrated = isinstance(words, Settings)
-    check_has_pictures(loaded.model, data.batches, None if is_calibrated else words)
-    if not is_calibrated:
-        return None
-    with error_console().status("writing text"):
-        return written_data(loaded, own[WRITTEN], words, **sizes)
-
-
-@dataclass(frozen=True)
-class _End:
-    """End of a calibration. found: its spec; spec: the one to use."""
-
-    bases: Any
-    found: Any
-    spec: Any
-    report: dict[str, Any]
-
-
-def _calibrated(
-    loaded: Any, data: Any, settings: Any, file: Path, keep_found: bool, of: str = ""
-) -> _End:
-    """Calibrate on some data, and compare on what is held out of it. of: what, for the bars."""
-    from duotone.calibrate import calibrate, compare
-
-    started = perf_counter()
-    with progress_bar(f"calibrating{of}") as progress:
-        bases, found, report = calibrate(
-            loaded, data.batches, settings, file=str(file), data=data.sources, progress=progress
-        )
-    seconds, spec, end = {"calibration": perf_counter() - started}, found, None
-    if data.heldout:
-        with progress_bar(f"comparing{of} with presets") as progress:
-            end, spec = compare(
-                loaded, bases, found, data.heldout, keep_found=keep_found, progress=progress
-            )
-        seconds["comparison"] = perf_counter() - started - seconds["calibration"]
-    report |= {"verdict": end and end.to_dict(), "seconds": seconds}
-    return _End(bases, found, spec, report)
-
-
-def _with_words(end: _End, words: Any, name: str | None) -> tuple[_End, Any]:
-    """(pictures with the text beside them, bases of the text or None).
-
-    words: a CacheSpec, the end of its own calibration, or None for 16 bit. name: as it was named.
-    """
-    from duotone.calibrate.text import joined
-    from duotone.quant.our_schemes import with_pictures
-
-    if isinstance(words, _End):
-        depth = len(end.bases.key)
-        spec, found = (
-            joined(text, pictures, depth)
-            for text, pictures in ((words.spec, end.spec), (words.found, end.found))
-        )
-        report = end.report | {"text": {"scheme": name} | words.report}
-        return _End(end.bases, found, spec, report), words.bases
-    found, spec = end.found, end.spec
-    if words is not None:
-        spec, found = with_pictures(words, spec), with_pictures(words, found)
-    return _End(end.bases, found, spec, end.report | {"text": name}), None
 
 
 def _show(report: dict[str, Any], files: list[str], model: str | None) -> None:
