@@ -5,15 +5,17 @@ import re
 
 import pytest
 from cli_runs import error_of, run
+from shrunk import tiny_config
 
 import duotone
 from duotone.cli.card import parse_bytes
-from duotone.cli.common import show_paths
+from duotone.cli.common import megabytes, show_paths
 from duotone.defaults import CONVERSATIONS, TEXT, name_of
 from duotone.hf.weights.checkpoint import save
 from duotone.quant.schemes import named
 from tiny_vlm import tiny_model
 
+from families import config_of
 from families import tiny_model as tiny_family
 from mquant_setups import quantized
 
@@ -66,6 +68,30 @@ def test_windows_of_the_models_own_are_a_part_of_a_plan(tmp_path):
     total = re.search(r"per sequence .* (\d+\.\d+ \w+) ", shown)[1]
     assert sum(map(parse_bytes, bytes_of.values())) == pytest.approx(parse_bytes(total), rel=1e-2)
     assert "windows" not in run("plan", "--scheme", "kivi").stdout
+
+
+def test_states_and_pictures_of_the_models_own_are_parts_of_a_plan(tmp_path):
+    def shown(config, *asked):
+        folder = tmp_path / config.model_type
+        config.save_pretrained(folder)
+        asked = ("plan", "--model", folder, "--scheme", "kivi", *asked)
+        data = json.loads(run(*asked, "--json").stdout)
+        said = " ".join(run(*asked).stdout.split())
+        parts = ("codes", "params", "dense", "windows", "states", "pictures")
+        known = [data[f"{part}_bytes"] or 0 for part in parts]
+        assert data["bytes_per_sequence"] == sum(known)
+        return data, said
+
+    data, said = shown(config_of("qwen3_5"))
+    assert f"of it states │ │ {megabytes(data['states_bytes'])}" in said
+    assert "Not counted" not in said
+    one, said = shown(tiny_config("mllama"))
+    assert f"of it pictures │ │ {megabytes(one['pictures_bytes'])}" in said
+    none, two = (shown(tiny_config("mllama"), "--images", n)[0] for n in (0, 2))
+    assert (none["pictures_bytes"], two["pictures_bytes"]) == (0, 2 * one["pictures_bytes"])
+    data, said = shown(tiny_config("qwen4_exp"))
+    assert data["states_bytes"] is None
+    assert f"Not counted: {data['uncounted']}." in said
 
 
 def test_a_plan_knows_of_the_images():

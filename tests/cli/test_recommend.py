@@ -75,10 +75,16 @@ def test_known_shapes_need_no_config() -> None:
     assert words_of("internvl2.5-8b").startswith(f"{CONVERSATIONS} for internvl2.5-8b")
 
 
-def test_layers_with_states_are_not_planned(tmp_path: Path) -> None:
-    shown = words_of(folder_of(HYBRIDS["qwen3_5"].config(), tmp_path), "--budget", "1GB")
-    assert "No sequences are counted: a plan knows layers with K and V of tokens only" in shown
+def test_states_are_a_part_of_what_is_planned(tmp_path: Path) -> None:
+    folder = folder_of(HYBRIDS["qwen3_5"].config(), tmp_path)
+    shown = words_of(folder, "--budget", "1GB")
+    assert "sequences fit into 1.00 GB instead of" in shown
     assert "3 of 5 layers keep a state" in shown
+    found = json.loads(run("recommend", folder, "--json").stdout)
+    tokens, plan = sum(found["usual"].values()) - found["usual"]["images"], found["plan"]
+    assert plan["states_bytes"] > 0
+    grown = plan["bytes_per_sequence"] - plan["states_bytes"]
+    assert grown == pytest.approx(tokens * found["token_bytes"])
 
 
 def test_pictures_whose_places_only_the_model_knows(tmp_path: Path) -> None:

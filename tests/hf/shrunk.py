@@ -185,8 +185,12 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
 
 def tiny_model_of(model_type: str) -> PreTrainedModel:
     """A model of the shrunk config, the same weights every time, none of which begins as zeros."""
+    return new_model_of(tiny_config(model_type))
+
+
+def new_model_of(config: Any) -> PreTrainedModel:
+    """A model of a config, the same weights every time, none of which begins as zeros."""
     torch.manual_seed(0)
-    config = tiny_config(model_type)
     model = model_class(config).from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

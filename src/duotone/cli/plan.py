@@ -18,6 +18,8 @@ from .common import (
 )
 
 DEFAULT_BUDGET = "30GB"
+# Parts of a plan that few models have, in words.
+OWN_PARTS = {"windows": "sliding windows", "states": "states", "pictures": "pictures"}
 
 
 @user_errors
@@ -39,7 +41,11 @@ def command(
     text_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 500,
     images: Annotated[
-        int, typer.Option(min=1, help="Number of pictures that hold the visual tokens.")
+        int,
+        typer.Option(
+            min=0,
+            help="Number of pictures that hold the visual tokens, or that cross layers attend to.",
+        ),
     ] = 1,
     budget: Annotated[
         str | None,
@@ -116,20 +122,28 @@ def show_plan(plan: Any, scheme: str) -> None:
     table.add_row("cache per sequence", *sizes)
     for part in ("codes", "params", "dense"):
         table.add_row(f"  of it {part}", "", megabytes(getattr(plan, f"{part}_bytes")))
-    packed = plan.codes_bytes + plan.params_bytes + plan.dense_bytes
-    if windows := plan.bytes_per_sequence - packed:
-        table.add_row("  of it sliding windows", "", megabytes(windows))
+    for part, name in OWN_PARTS.items():
+        if size := getattr(plan, f"{part}_bytes"):
+            table.add_row(f"  of it {name}", "", megabytes(size))
     table.add_row("true bits per number", "16", f"{plan.bits_per_element:.3f}")
     console = Console()
     if plan.budget_bytes is None or plan.card is not None:
         console.print(table)
+        _show_uncounted(plan, console)
         if plan.card is not None:
             show_card(plan, scheme)
         return
     budget = megabytes(plan.budget_bytes)
     table.add_row(f"sequences in {budget}", f"{plan.dense_max_batch:,}", f"{plan.max_batch:,}")
     console.print(table)
+    _show_uncounted(plan, console)
     console.print(f"[bold]{_sentence(plan, budget)}[/]")
+
+
+def _show_uncounted(plan: Any, console: Any) -> None:
+    """Say what a cache holds next to all that is counted."""
+    if plan.uncounted:
+        console.print(f"Not counted: {plan.uncounted}.")
 
 
 def _sentence(plan: Any, budget: str) -> str:

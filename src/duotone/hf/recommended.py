@@ -95,7 +95,7 @@ class Recommendation:
     """A spec for a model, its scheme's name, and why.
 
     token_bytes, own_token_bytes: of a token of `usual`, with the spec and in the model's own cache.
-        States of fixed size are in neither.
+        States and pictures of fixed size are in neither.
     """
 
     model_type: str
@@ -151,7 +151,7 @@ def recommend(
     given = (usual.visual_tokens, usual.text_tokens, usual.new_tokens, usual.images)
     held = cache_bytes(facts, spec, *given)
     notes = (note for make in NOTES if (note := make(facts)))
-    if held.total >= held.dense_equivalent:
+    if held.tokens >= held.dense_tokens:
         said.append(f"its own cache keeps {facts.window} tokens and is no larger at this length")
     return Recommendation(
         model_type=facts.model_type,
@@ -159,8 +159,8 @@ def recommend(
         spec=spec,
         why=(rule.why, *said, *notes),
         usual=usual,
-        token_bytes=held.total / usual.tokens,
-        own_token_bytes=held.dense_equivalent / usual.tokens,
+        token_bytes=held.tokens / usual.tokens,
+        own_token_bytes=held.dense_tokens / usual.tokens,
     )
 
 

@@ -12,7 +12,7 @@ from duotone.attention.plan import alike
 from duotone.hf.model.cache_bytes import cache_bytes
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys, with_wide_parameters
 from duotone.hf.model.facts import ModelFacts, model_facts
-from duotone.hf.model.spec_checks import check_no_states, check_spec
+from duotone.hf.model.spec_checks import check_spec
 from duotone.planning.card import Card, card_of, check_memory
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec
@@ -28,7 +28,9 @@ class Plan:
     """Cache bytes of one sequence at its full length, and sequences per budget.
 
     codes_bytes, params_bytes, dense_bytes: parts of bytes_per_sequence, as `MemoryReport` counts
-    them (without its index and spare slots). Windows that stay transformers' own are the rest.
+    them (without its index and spare slots). The rest stays transformers' own, and is the report's
+    state_bytes: windows_bytes, states_bytes (of fixed size) and pictures_bytes (K and V of cross
+    layers). Both totals have these. None and in no total: of unknown size, as `uncounted` says.
     budget_bytes: memory for caches, as given or as `card` leaves it. max_batch, dense_max_batch:
     sequences whose caches fit it, with this scheme and with 16 bit; None without a budget.
     card: weights, reserve and caches, where all memory of a card was given.
@@ -48,6 +50,10 @@ class Plan:
     max_batch: int | None
     dense_max_batch: int | None
     card: Card | None = None
+    windows_bytes: int = 0
+    states_bytes: int | None = 0
+    pictures_bytes: int | None = 0
+    uncounted: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-safe data."""
@@ -74,7 +80,8 @@ def plan(
     exact for 16-bit tokens, whose number over all layers is fixed, and an estimate for codes.
 
     visual_tokens, text_tokens: of the prompt. new_tokens: generated and fed back. images: number of
-    equal runs of visual tokens, which matters where a scheme has a range per run.
+    equal runs of visual tokens, which matters where a scheme has a range per run. Of a model whose
+    layers attend to pictures next to the tokens: number of these pictures, or 0.
     budget_bytes: memory for caches alone. memory_bytes: all memory of a card instead, of which
     weights and a reserve are taken off. weights: a recipe of `duotone quantize` or its name; None:
     as the model or its config has them. reserve_bytes: for all else; None: a tenth of the memory.
@@ -86,7 +93,7 @@ def plan(
     check_memory(budget_bytes, memory_bytes, reserve_bytes, weights)
     known = isinstance(model_or_config, ModelFacts)
     facts = model_or_config if known else model_facts(model_or_config)
-    check_no_states(facts, "a plan")
+    _check_images(images, visual_tokens, facts)
     check_spec(facts, spec)
     if hasattr(model_or_config, "get_decoder"):
         warn_of_extreme_keys(model_or_config, facts, spec)
@@ -111,7 +118,24 @@ def plan(
         max_batch=None if budget_bytes is None else budget_bytes // total,
         dense_max_batch=None if budget_bytes is None else budget_bytes // dense_total,
         card=card,
+        windows_bytes=held.windows,
+        states_bytes=held.states,
+        pictures_bytes=held.pictures,
+        uncounted=_uncounted(facts),
     )
+
+
+def _uncounted(facts: ModelFacts) -> str | None:
+    """Words for what a cache holds next to all that is counted; None where that is all."""
+    parts = {
+        f"states of {len(facts.states)} layers": facts.state_bytes is None,
+        f"K and V of pictures in {len(facts.crosses)} layers": facts.picture_bytes is None,
+        "keys of indexers": facts.is_indexed,
+    }
+    found = [words for words, is_unknown in parts.items() if is_unknown]
+    if not found:
+        return None
+    return f"{' and '.join(found)}, of a size that configs of {facts.model_type!r} do not say"
 
 
 def attention_paths(
@@ -149,11 +173,14 @@ def _check_counts(counts: dict[str, int]) -> None:
             raise ValueError(f"{name} must be an integer >= 0; got {value!r}.")
     if not counts["visual_tokens"] + counts["text_tokens"] + counts["new_tokens"]:
         raise ValueError("a plan needs tokens; got 0 visual, 0 text and 0 new ones.")
-    if counts["visual_tokens"] and counts["images"] < 1:
+
+
+def _check_images(images: int, visual_tokens: int, facts: ModelFacts) -> None:
+    if visual_tokens and images < 1 and not facts.crosses:
         raise ValueError("visual tokens come in at least one image; got images=0.")
-    if counts["images"] > max(1, counts["visual_tokens"]):
+    if images > max(1, visual_tokens) and not facts.crosses:
         raise ValueError(
-            "an image has at least one visual token; got "
-            f"{counts['images']} images of {counts['visual_tokens']} visual tokens. Give the "
-            "visual tokens of all images of a sequence together, or fewer images."
+            f"an image has at least one visual token; got {images} images of {visual_tokens} "
+            "visual tokens. Give the visual tokens of all images of a sequence together, or fewer "
+            "images."
         )

@@ -12,7 +12,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
-from duotone.planning import plan
 
 from families import LOGIT_TOLERANCE, logit_error
 
@@ -73,8 +72,6 @@ def test_a_saved_cache_goes_on_as_the_one_in_memory(model: PreTrainedModel, tmp_
     assert not cache.layers[1].is_initialized
 
 
-def test_plans_and_files_know_what_they_do_not_know(model: PreTrainedModel) -> None:
-    with pytest.raises(ValueError, match="2 layers that keep K and V of pictures"):
-        plan(model.config, KIVI, text_tokens=100)
+def test_a_dense_cache_of_such_a_model_is_not_absorbed(model: PreTrainedModel) -> None:
     with pytest.raises(ValueError, match="keep states or pictures"):
         QuantizedCache(model, KIVI).absorb(DynamicCache(config=model.config))

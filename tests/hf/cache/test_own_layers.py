@@ -1,7 +1,6 @@
 """Layers that keep a state instead of K and V: Qwen3.5's linear attention, beside packed layers."""
 
 import copy
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from transformers import DynamicCache, PreTrainedModel
 import duotone
 from duotone import QuantizedCache
 from duotone.hf.cache.own_layers import state_tensors
-from duotone.hf.model.spec_checks import check_no_states
 from duotone.inference.memory import cache_memory
 
 from families import inputs, tiny_model
@@ -172,9 +170,6 @@ def test_what_no_state_allows_is_refused(model: PreTrainedModel) -> None:
     with pytest.raises(NotImplementedError, match="no token can be taken out of a state"):
         cache.crop(-1)
     assert torch.equal(next_tokens(model, cache), before)
-    with pytest.raises(ValueError, match="3 layers that keep a state"):
-        duotone.plan(model, MIXED, visual_tokens=4, text_tokens=8, new_tokens=2)
-    check_no_states(dataclasses.replace(cache.facts, states=()), "anything")
 
 
 def test_a_models_layers_are_all_there(model: PreTrainedModel) -> None:

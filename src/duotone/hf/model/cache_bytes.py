@@ -15,17 +15,20 @@ from duotone.quant.small_floats import PARAM_TYPES
 
 @dataclass(frozen=True)
 class CacheBytes:
-    """Bytes of one sequence, states and pictures outside of tokens left out.
+    """Bytes of one sequence.
 
     codes, params, dense: of packed layers. windows: of layers with a window that stay
-    transformers' own. dense_equivalent: of both kinds in 16 bit.
+    transformers' own. dense_tokens: of both kinds in 16 bit. states, pictures: of fixed size, in
+    layers that stay transformers' own. None where the model's config does not say.
     """
 
     codes: int
     params: int
     dense: int
     windows: int
-    dense_equivalent: int
+    dense_tokens: int
+    states: int | None
+    pictures: int | None
 
     @property
     def packed(self) -> int:
@@ -33,9 +36,24 @@ class CacheBytes:
         return self.codes + self.params + self.dense
 
     @property
+    def tokens(self) -> int:
+        """Bytes that grow with tokens."""
+        return self.packed + self.windows
+
+    @property
+    def fixed(self) -> int:
+        """Bytes of states and pictures, as far as known."""
+        return (self.states or 0) + (self.pictures or 0)
+
+    @property
     def total(self) -> int:
         """Bytes of all layers."""
-        return self.packed + self.windows
+        return self.tokens + self.fixed
+
+    @property
+    def dense_equivalent(self) -> int:
+        """Bytes of all layers in 16 bit."""
+        return self.dense_tokens + self.fixed
 
 
 def cache_bytes(
@@ -48,7 +66,8 @@ def cache_bytes(
 ) -> CacheBytes:
     """Predict the bytes of a sequence after its last generated token was fed back.
 
-    visual_tokens, text_tokens: of the prompt. images: equal runs of its visual tokens.
+    visual_tokens, text_tokens: of the prompt. images: equal runs of its visual tokens, or pictures
+    that layers attend to next to the tokens.
     """
     codes = params = dense = 0
     kept = _kept_prompt(facts, spec, visual_tokens, text_tokens)
@@ -67,12 +86,13 @@ def cache_bytes(
     windows *= in_window * facts.element_bytes
     own = in_window if any(facts.sliding) else tokens
     own_bytes = own * facts.elements * facts.element_bytes + windows
-    return CacheBytes(codes, params, dense, windows, own_bytes)
+    pictures = None if facts.picture_bytes is None else images * facts.picture_bytes
+    return CacheBytes(codes, params, dense, windows, own_bytes, facts.state_bytes, pictures)
 
 
 def _visual_spans(spec: CacheSpec, tokens: int, images: int) -> dict[str, list[int]]:
     """Tokens of each span that has ranges of its own; equal runs, the remainder on the first."""
-    count = images if spec.ranges == "run" else 1
+    count = max(1, images) if spec.ranges == "run" else 1
     sizes = [tokens // count + (i < tokens % count) for i in range(count)]
     if spec.background is None:
         return {"visual": sizes}

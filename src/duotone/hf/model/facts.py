@@ -31,6 +31,7 @@ from duotone.hf.model.layers import (
     packed_layers,
     window_of,
 )
+from duotone.hf.model.own_bytes import picture_bytes, state_bytes
 from duotone.hf.model.support import (
     CROSS_FAMILIES,
     check_sinks,
@@ -118,6 +119,8 @@ class ModelFacts:
     spares_prompt: windows are over the answer alone, and all tokens see the prompt. is_indexed:
         an indexer chooses the tokens that queries see; `sliding` is of such layers, too.
     conv_states: how many states of convolutions a layer with states keeps.
+    state_bytes: of all layers' states, for a sequence. picture_bytes: of a picture in all layers of
+        `crosses`. None where the config does not say.
     """
 
     model_type: str
@@ -141,6 +144,8 @@ class ModelFacts:
     spares_prompt: bool = False
     is_indexed: bool = False
     conv_states: int = 1
+    state_bytes: int | None = 0
+    picture_bytes: int | None = 0
 
     @property
     def layers(self) -> int:
@@ -245,11 +250,13 @@ def model_facts(
     dtype = getattr(model_or_config, "dtype", None) or text.dtype
     kinds, configs = layer_kinds(text), layer_configs(text)
     states, windows = numbers_of(kinds, *STATE_TYPES), own_windows(text, kinds)
-    packed = packed_layers(text, kinds)
+    packed, crosses = packed_layers(text, kinds), numbers_of(kinds, CROSS_TYPE)
+    element_bytes = dtype.itemsize if dtype is not None else 2
+    across_elements = sum(layer_shape(configs[n]).elements for n in crosses)
     return ModelFacts(
         model_type=config.model_type,
         shapes=tuple(layer_shape(configs[n]) for n in packed),
-        element_bytes=dtype.itemsize if dtype is not None else 2,
+        element_bytes=element_bytes,
         sliding=tuple(kinds[n] in MASKED_TYPES for n in packed),
         is_indexed=INDEXED_TYPE in kinds,
         conv_states=getattr(text, "number_of_conv_states", 1),
@@ -266,7 +273,9 @@ def model_facts(
         is_chunked=CHUNK_TYPE in kinds,
         mask_input=mask_input,
         attends_across=across,
-        crosses=numbers_of(kinds, CROSS_TYPE),
+        crosses=crosses,
+        state_bytes=state_bytes(text, len(states), element_bytes),
+        picture_bytes=picture_bytes(config, across_elements, element_bytes),
         softcap=getattr(text, "attn_logit_softcapping", None),
     )
 
