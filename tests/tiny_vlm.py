@@ -63,6 +63,18 @@ class TinyProcessor:
         return [" ".join(WORDS[token] for token in row if token > 2) for row in rows]
 
 
+class AnyWords(TinyProcessor):
+    """A processor that takes words of any letters, as real ones do."""
+
+    def _encode(self, conversation):
+        (message,) = conversation
+        *pictures, text = message["content"]
+        known = [WORDS[3 + len(word) % 20] for word in text["text"].split()]
+        return super()._encode(
+            [message | {"content": [*pictures, text | {"text": " ".join(known)}]}]
+        )
+
+
 def tiny_model(seed: int = 0):
     """A random InternVL: 3 layers, 4 query and 2 kv heads of 16 channels."""
     torch.manual_seed(seed)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from duotone import tasks as tasks
     from duotone import tune as tune
     from duotone import weights as weights
+    from duotone.calibrate import calibrated as calibrated
     from duotone.hf import QuantizedCache as QuantizedCache
     from duotone.hf import enable as enable
     from duotone.hf import recommend as recommend
@@ -55,6 +56,7 @@ _NAMES = {
     "Sharing": "quant",
     "SlowPathWarning": "tools.slow_paths",
     "TensorSpec": "quant",
+    "calibrated": "calibrate",
     "enable": "hf",
     "plan": "planning",
     "recommend": "hf",

@@ -15,7 +15,7 @@ from duotone.loading import Loaded
 from duotone.models import duotone_tiny_path
 from duotone.quant.schemes import named
 from tiny_text import LetterTokenizer, text_model
-from tiny_vlm import WORDS, TinyProcessor, tiny_model
+from tiny_vlm import AnyWords, tiny_model
 
 SMALL = ("--task", "documents", "-n", "1", "--heldout", "1", "--device", "cpu")
 REFUSED = {
@@ -175,18 +175,6 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     cut = run("calibrate", *SMALL, "-o", tmp_path / "mine")
     assert cut.exit_code not in (0, 2)
     assert not list(tmp_path.iterdir())
-
-
-class AnyWords(TinyProcessor):
-    """A processor that takes words of any letters, as real ones do."""
-
-    def _encode(self, conversation):
-        (message,) = conversation
-        *pictures, text = message["content"]
-        known = [WORDS[3 + len(word) % 20] for word in text["text"].split()]
-        return super()._encode(
-            [message | {"content": [*pictures, text | {"text": " ".join(known)}]}]
-        )
 
 
 @pytest.fixture

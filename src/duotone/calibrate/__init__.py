@@ -4,6 +4,7 @@ from .compared import compare
 from .data import CalibrationData, calibration_data
 from .files import check_files, write
 from .moments import CalibrationBatch, LayerMoments, gather_moments
+from .one_call import calibrated
 from .run import calibrate
 from .settings import Settings
 from .text import joined, written_data
@@ -18,6 +19,7 @@ __all__ = [
     "Written",
     "allocate",
     "calibrate",
+    "calibrated",
     "calibration_data",
     "check_files",
     "compare",

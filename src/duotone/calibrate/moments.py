@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from duotone.hf.model.attentions import is_readable
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.recording import recording
 from duotone.inference.batch import end_token_ids, generate, make_cache, prepare
@@ -115,19 +116,26 @@ def query_sums(query: Heads, where: Bool[Tensor, "batch tokens"], kv_heads: int)
 
 
 def output_metric(module: nn.Module, facts: ModelFacts) -> Sums:
-    """Sum over the q heads of every kv head of W_h^T W_h. Errors: ValueError without such a W_o."""
+    """Sum over the q heads of every kv head of W_h^T W_h. Errors: as of `output_weight`."""
+    by_head = output_weight(module, facts).double()
+    by_head = by_head.unflatten(-1, (facts.shape.kv_heads, -1, facts.shape.head_dim))
+    return torch.einsum("xkgd,xkge->kde", by_head, by_head)
+
+
+def output_weight(module: nn.Module, facts: ModelFacts) -> Float[Tensor, "hidden columns"]:
+    """Weight of an attention's output projection. Errors: ValueError without one to be read."""
     found = (getattr(module, name, None) for name in OUTPUT_PROJECTIONS)
     weight = next((m.weight for m in found if getattr(m, "weight", None) is not None), None)
     columns = facts.shape.q_heads * facts.shape.head_dim
-    if weight is None or weight.shape[-1] != columns or not weight.is_floating_point():
+    shown = "none" if weight is None else f"{tuple(weight.shape)} of {weight.dtype}"
+    if not is_readable(weight) or weight.shape[-1] != columns:
         raise ValueError(
             f"attention must have an output projection {OUTPUT_PROJECTIONS} with a weight of "
             f"{columns} columns that can be read; {type(module).__name__} of "
-            f"{facts.model_type!r} has {'none' if weight is None else tuple(weight.shape)}. "
+            f"{facts.model_type!r} has {shown}. "
             "Calibrate the model before its weights are quantized"
         )
-    by_head = weight.double().unflatten(-1, (facts.shape.kv_heads, -1, facts.shape.head_dim))
-    return torch.einsum("xkgd,xkge->kde", by_head, by_head)
+    return weight
 
 
 def softmax_scale(facts: ModelFacts, scaling: float | None) -> float:

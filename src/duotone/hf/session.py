@@ -214,6 +214,11 @@ def enable(
             attachment.release()
 
 
+def is_enabled(model: PreTrainedModel) -> bool:
+    """True inside of `enable`, where `generate` makes few-bit caches."""
+    return speaker_of(model) in _ENABLED
+
+
 def _open(model: PreTrainedModel, session: Session, attachment: Attachment) -> None:
     with _LOCK:
         if model not in _ENABLED:

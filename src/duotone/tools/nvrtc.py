@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from duotone.tools.devices import facts, stream_handle
+from duotone.tools.folders import user_folder
 
 logger = logging.getLogger("duotone")
 # From this capability on, a launch may begin while the previous launch ends.
@@ -37,9 +38,8 @@ def has_compiler() -> bool:
 
 
 def cache_folder() -> Path:
-    """Folder of compiled binaries: $DUOTONE_CACHE, else ~/.cache/duotone (XDG)."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("DUOTONE_CACHE") or Path(home) / "duotone") / "cuda"
+    """Folder of compiled binaries, in the user's (`user_folder`)."""
+    return user_folder() / "cuda"
 
 
 @dataclass(frozen=True)

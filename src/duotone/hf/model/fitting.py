@@ -19,11 +19,7 @@ def fitting_facts(
     model: PreTrainedModel, spec: CacheSpec, visual_mask: Tensor | None = None
 ) -> ModelFacts:
     """The model's facts. Errors: ValueError for anything but a model that `spec` fits."""
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(
-            f"model must be a transformers model; got {_shown(model)}. "
-            "Of a wrapper (PEFT, torch.compile, DDP), give the model inside."
-        )
+    check_is_model(model)
     if not isinstance(spec, CacheSpec):
         raise ValueError(
             f"spec must be a CacheSpec; got {_shown(spec)}. E.g. duotone.scheme('duotone', bits=1)."
@@ -34,6 +30,15 @@ def fitting_facts(
     check_spec(with_visual(facts, visual_mask), spec)
     warn_of_extreme_keys(model, facts, spec)
     return facts
+
+
+def check_is_model(model: Any) -> None:
+    """Raise ValueError for anything but a model of transformers."""
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model must be a transformers model; got {_shown(model)}. "
+            "Of a wrapper (PEFT, torch.compile, DDP), give the model inside."
+        )
 
 
 def checked_facts(
