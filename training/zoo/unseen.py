@@ -51,6 +51,40 @@ def glm4v(side: int) -> Any:
     )
 
 
+def aya_vision(side: int) -> Any:
+    """Return Aya Vision: MLPs beside attention, every fourth layer without window and positions."""
+    text = {"num_hidden_layers": 12, "num_key_value_heads": 2, "sliding_window": 96}
+    return transformers.AyaVisionConfig(
+        vision_config=tower(
+            side, 192, PATCH, model_type="siglip_vision_model", vision_use_head=False
+        ),
+        text_config={**TEXT, **text, "model_type": "cohere2", "logit_scale": 1.0},
+        image_token_index=IMAGE,
+        tie_word_embeddings=True,
+    )
+
+
+def qwen35(side: int) -> Any:
+    """Return Qwen3.5: linear attention in three layers of four, gates after attention."""
+    text = {"num_hidden_layers": 12, "num_key_value_heads": 2, "head_dim": HEAD_DIM}
+    text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    text |= {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "hidden_size": 320}
+    vision = qwen_tower(hidden_size=192, intermediate_size=768, out_hidden_size=320)
+    vision["num_position_embeddings"] = (2 * side) ** 2
+    positions = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    positions |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    return transformers.Qwen3_5Config(
+        vision_config=vision,
+        text_config={
+            **TEXT,
+            **text,
+            "model_type": "qwen3_5_text",
+            "rope_parameters": positions,
+        },
+        **IDS,
+    )
+
+
 UNSEEN = {
     member.name: member
     for member in (
@@ -65,6 +99,18 @@ UNSEEN = {
             glm4v,
             (Shape(48, 368, 7, 2), Shape(16, 384)),
             (Shape(96, 128, 7, 1), SHORT),
+        ),
+        Member(
+            "aya-vision",
+            aya_vision,
+            (Shape(48, 256, 10, 1), Shape(24, 384)),
+            (Shape(48, 224, 10, 1), SHORT),
+        ),
+        Member(
+            "qwen3.5",
+            qwen35,
+            (Shape(32, 416, 9, 2), Shape(16, 384)),
+            (Shape(48, 208, 9, 1), SHORT),
         ),
     )
 }
