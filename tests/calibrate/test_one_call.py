@@ -148,9 +148,8 @@ def test_a_second_call_reads_the_files(pictured, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DUOTONE_CACHE", str(tmp_path))
     spec = duotone.calibrated(model, processor)
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(
-        f"duotone: calibrating internvl without data; to be kept in {tmp_path}"
-    )
+    assert said[0].startswith("duotone: calibrating internvl without data")
+    assert f"; to be kept in {tmp_path}" in said[0]
     assert [line.startswith("duotone: text: ") for line in said] == [False, False, True]
     with duotone.enable(model, spec):
         pass

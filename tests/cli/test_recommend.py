@@ -33,7 +33,8 @@ def test_the_embedded_models_has_bytes_loss_speed_and_why() -> None:
         assert part in shown
     for command in ("evaluate captions", "bench generate"):
         assert f"For this model: duotone {command} --model duotone-tiny" in shown
-    assert "samples: duotone calibrate duotone-tiny --text duotone-mixed@4 -o mine" in shown
+    assert "no data: duotone calibrate duotone-tiny --text calibrated@2 -o mine" in shown
+    assert "or duotone.calibrated(model, processor)" in shown
     assert "On an H200:\ndecode attention of visual tokens" in shown
 
 

@@ -42,7 +42,10 @@ def test_enable_takes_it_and_says_so_once(name: str, capsys: pytest.CaptureFixtu
         assert session.cache.spec == chosen.spec
     assert torch.equal(answers[0], answers[2])
     said = capsys.readouterr()
-    assert said.err == f"duotone: {chosen.summary}; duotone.recommend(model) says why.\n"
+    line = f"duotone: {chosen.summary}; duotone.recommend(model) says why."
+    assert said.err.startswith(line)
+    calibration = "duotone.calibrated(model, processor)."
+    assert said.err.removeprefix(line).endswith(f"{calibration}\n" if name == "internvl" else "\n")
     assert said.out == ""
 
 
@@ -70,7 +73,8 @@ def test_text_with_marked_embeddings_has_a_scheme_of_pictures() -> None:
 
 def test_another_model_type_is_said_anew(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("llama", "qwen2", "llama"):
-        say_once(recommend(FAMILIES[name].config()))
+        facts = model_facts(FAMILIES[name].config())
+        say_once(recommend(facts), facts)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(":")[1].split(" for ")[1] for line in lines] == ["llama", "qwen2"]
 

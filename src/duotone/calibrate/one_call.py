@@ -87,17 +87,18 @@ def calibrated(
     Source: `duotone.calibrate`; docs/calibrate.md has the formulas and what it gives.
     """
     check_is_model(model)
-    name = model.name_or_path or model.config.model_type
-    loaded = Loaded(name, model, processor)
     _check_runs(model)
-    asked = _asked(loaded, text, bits)
-    facts = _checked_facts(model, asked)
+    facts = model_facts(model, visual_mask=torch.zeros(1, 1, dtype=torch.bool))
+    loaded = Loaded(model.name_or_path or facts.model_type, model, processor)
+    asked = _asked(loaded, facts, text, bits)
+    _check_layers(model, facts, asked)
     at = folder_of(model, _given(loaded, asked), folder)
     spec = read(at, model, facts)
     if spec is not None:
         return spec
     with writing(at) as out:
-        _say(progress, f"calibrating {model.config.model_type} without data; to be kept in {at}")
+        what = f"{facts.model_type} without data, a minute on a GPU"
+        _say(progress, f"calibrating {what}; to be kept in {at}")
         end = _end(loaded, asked, out, _stages(progress))
         call = f"duotone.calibrated(model, processor, text={text!r}, bits={bits!r})"
         write(end.bases, end.spec, out, end.report | {"command": call}, end.found, end.text)
@@ -121,15 +122,15 @@ def _check_runs(model: PreTrainedModel) -> None:
             )
 
 
-def _asked(loaded: Loaded, text: float | None, bits: float | None) -> _Asked:
+def _asked(loaded: Loaded, facts: ModelFacts, text: float | None, bits: float | None) -> _Asked:
     """Settings of a call. Errors: ValueError for a processor or bits that do not fit the model."""
     for name, value in (("text", text), ("bits", bits)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise ValueError(
                 f"{name} must be code bits per number, or None; got {value!r}. E.g. {name}=2.0."
             )
-    kind = loaded.model.config.model_type
-    if not loaded.takes_images:
+    kind = facts.model_type
+    if not facts.visual_token_ids:
         if text is None or bits is not None:
             raise ValueError(
                 f"a text model has bits of text alone; got text={text} and bits={bits} for "
@@ -145,15 +146,13 @@ def _asked(loaded: Loaded, text: float | None, bits: float | None) -> _Asked:
     return _Asked(MADE_UP, Settings(bits=None if bits is None else float(bits)), words)
 
 
-def _checked_facts(model: PreTrainedModel, asked: _Asked) -> ModelFacts:
-    """Facts of a model. Errors: ValueError where it or the settings cannot be calibrated."""
+def _check_layers(model: PreTrainedModel, facts: ModelFacts, asked: _Asked) -> None:
+    """Raise ValueError for layers that cannot be calibrated, or not with these settings."""
     for settings in (asked.settings, asked.words):
         if settings is not None:
             check_settings(model, settings)
-    facts = model_facts(model, visual_mask=torch.zeros(1, 1, dtype=torch.bool))
     for attention in attentions(model, facts):
         output_weight(attention, facts)
-    return facts
 
 
 def _given(loaded: Loaded, asked: _Asked) -> dict[str, Any]:
@@ -162,20 +161,23 @@ def _given(loaded: Loaded, asked: _Asked) -> dict[str, Any]:
     Errors: ValueError for a processor of another model or kind.
     """
     settings = [one and one.to_dict() for one in (asked.settings, asked.words)]
-    given = {"settings": settings, "never": _never(loaded)}
-    return given | ({"pictures": _pictures(loaded)} if loaded.takes_images else {})
-
-
-def _never(loaded: Loaded) -> list[int]:
-    """Ids that are never written. Errors: ValueError for what is no tokenizer."""
+    if asked.task is MADE_UP:
+        pictures = _pictures(loaded)
+        return {"settings": settings, "pictures": pictures, "written": _written(loaded)}
     tokenizer = tokenizer_of(loaded.processor)
-    if not loaded.takes_images and not (tokenizer is None or callable(tokenizer)):
+    if not (tokenizer is None or callable(tokenizer)):
         raise ValueError(
             f"the processor of a text model must be its tokenizer; got a "
             f"{type(tokenizer).__name__}. Give AutoTokenizer.from_pretrained(...)."
         )
+    return {"settings": settings, "written": _written(loaded)}
+
+
+def _written(loaded: Loaded) -> list[Any]:
+    """First token of written text, and all tokens that are never written."""
+    tokenizer = tokenizer_of(loaded.processor)
     begin = getattr(tokenizer, "bos_token_id", None)
-    return [-1 if begin is None else begin, *never_written(loaded.model, tokenizer)]
+    return [begin, never_written(loaded.model, tokenizer)]
 
 
 def _pictures(loaded: Loaded) -> str:

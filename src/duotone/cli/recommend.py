@@ -105,6 +105,7 @@ def _found(given: Any, tokens: int | None, of_card: dict[str, Any]) -> dict[str,
     """Recommendation, plan or the words against one, decode attention, and what was measured."""
     import duotone
     from duotone.hf.model.facts import ModelFacts, model_facts
+    from duotone.hf.recommended import calibrates
     from duotone.planning.measured import measured
     from duotone.planning.memory import attention_paths
     from duotone.quant.schemes import named
@@ -116,14 +117,12 @@ def _found(given: Any, tokens: int | None, of_card: dict[str, Any]) -> dict[str,
         no_plan = None
     except ValueError as error:
         plan, no_plan = None, str(error)
-    # Layers that `duotone calibrate` refuses.
-    others = facts.states or facts.crosses or facts.has_latents
     is_as_named = chosen.spec == named(chosen.name)
     return {
         "chosen": chosen,
         "scheme": chosen.name if is_as_named else "SPEC.json",
         "of_pictures": facts.is_multimodal,
-        "calibrates": facts is not given and facts.is_multimodal and not others,
+        "calibrates": facts is not given and calibrates(facts),
         "plan": plan,
         "no_plan": no_plan,
         "attention": attention_paths(facts, chosen.spec),
@@ -149,6 +148,7 @@ def _write(path: Path, spec: Any) -> None:
 
 
 def _show(found: dict[str, Any], model: str | None) -> None:
+    from duotone.hf.recommended import NEARER
     from duotone.loading import EMBEDDED
     from duotone.planning.measured import loss_words, speed_words
 
@@ -163,8 +163,8 @@ def _show(found: dict[str, Any], model: str | None) -> None:
     losses = loss_words(found["measured"]["loss"], found["of_pictures"])
     _section("Loss", list(losses), f"duotone evaluate {task} {of} --scheme {found['scheme']}")
     if found["calibrates"]:
-        own = f"{model or EMBEDDED} --text {found['scheme']}"
-        typer.echo(f"Pictures nearer to 16 bit, without samples: duotone calibrate {own} -o mine")
+        own = f"duotone calibrate {model or EMBEDDED} --text calibrated@2 -o mine"
+        typer.echo(f"{NEARER}: {own}, or duotone.calibrated(model, processor)")
     speeds = speed_words(found["measured"]["speed"])
     _section("Speed", list(speeds), f"duotone bench generate {of} --spec {found['scheme']}")
     typer.echo("\nOn an H200:")

@@ -47,6 +47,8 @@ class Rule:
     why: str
 
 
+# What a calibration has over the spec that is recommended.
+NEARER = "Pictures nearer to 16 bit, text in fewer bits, no data"
 _LOCK = threading.Lock()
 # Summaries that were printed.
 _SAID: set[str] = set()
@@ -164,9 +166,17 @@ def recommend(
     )
 
 
-def say_once(chosen: Recommendation) -> None:
+def calibrates(facts: ModelFacts) -> bool:
+    """True for a model whose pictures `duotone.calibrated` takes."""
+    others = facts.states or facts.crosses or facts.has_latents
+    return facts.is_multimodal and not others
+
+
+def say_once(chosen: Recommendation, facts: ModelFacts) -> None:
     """Print a recommendation's summary on stderr, the first time in a process."""
     line = f"duotone: {chosen.summary}; duotone.recommend(model) says why."
+    if calibrates(facts):
+        line += f" {NEARER}: duotone.calibrated(model, processor)."
     with _LOCK:
         if line in _SAID:
             return

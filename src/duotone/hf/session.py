@@ -200,7 +200,7 @@ def enable(
             f"generate of another kind, without {PREPARE}. Use the model's own cache."
         )
     if chosen is not None:
-        say_once(chosen)
+        say_once(chosen, facts)
     session = Session(spec, visual_mask, impl, graphs, KeptSteps.of(speaker), model)
     attachment = attach(speaker)
     _open(speaker, session, attachment)
