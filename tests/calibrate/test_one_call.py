@@ -281,7 +281,7 @@ def test_a_text_model_may_go_without_a_tokenizer(words, tmp_path):
 def test_models_that_do_not_run_as_in_use_are_refused(words, tmp_path, idle):
     model, tokenizer = words
     with duotone.enable(model):
-        assert "with one in enable. Call before the block" in refused(model, folder=tmp_path)
+        assert "with an open block. Call before the block" in refused(model, folder=tmp_path)
     model.train()
     assert "with training mode. Call model.eval()" in refused(model, folder=tmp_path)
     model.eval()

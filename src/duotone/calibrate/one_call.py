@@ -114,7 +114,7 @@ def _check_runs(model: PreTrainedModel) -> None:
     for broken, rule, got, remedy in (
         (not is_in_memory(model), "have all weights in memory", "some on meta", "Load it whole"),
         (model.training, "be in evaluation mode", "training mode", "Call model.eval()"),
-        (is_enabled(model), "make caches of its own", "one in enable", "Call before the block"),
+        (is_enabled(model), "be outside of enable", "an open block", "Call before the block"),
     ):
         if broken:
             raise ValueError(
