@@ -23,12 +23,24 @@ class Loaded:
         """True if pictures can be part of a prompt."""
         return image_token_ids(self.model.config) != ()
 
+    @property
+    def has_visual_tokens(self) -> bool:
+        """True if pictures are among the tokens of a prompt."""
+        return has_visual_tokens(self.model.config)
+
 
 def image_token_ids(config: Any) -> tuple[int, ...]:
     """Ids of the placeholders of visual tokens in the prompt; () for a text-only model."""
     from duotone.hf.model.facts import visual_token_ids
 
     return visual_token_ids(config)
+
+
+def has_visual_tokens(config: Any) -> bool:
+    """True if pictures are among a model's tokens; layers of some attend to them otherwise."""
+    from duotone.hf.model.support import attends_across
+
+    return image_token_ids(config) != () and not attends_across(config)
 
 
 def visual_mask(config: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -230,7 +230,10 @@ def test_a_text_model_is_refused_pictures_by_its_config(words, tmp_path, monkeyp
     named = ("--task", "made-up", "-o", tmp_path / "mine")
     refused = error_of("calibrate", words, *named)
     assert "made-up samples are pictures" in refused
-    assert "a 'llama' for text only. Leave --task out, for text that it writes itself" in refused
+    assert (
+        "a 'llama' whose tokens are text only. Leave --task out, for text that it writes itself"
+        in refused
+    )
 
 
 @pytest.mark.parametrize("text", ["calibrated@2", "duotone-mixed@4"])

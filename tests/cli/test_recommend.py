@@ -39,10 +39,11 @@ def test_the_embedded_models_has_bytes_loss_speed_and_why() -> None:
 
 
 def test_what_cannot_be_calibrated_is_not_offered_it(tmp_path: Path) -> None:
-    hybrid = folder_of(HYBRIDS["qwen3_5"].config(), tmp_path / "hybrid")
     text = folder_of(FAMILIES["llama"].config(), tmp_path / "text")
-    for name in ("internvl2.5-8b", hybrid, text):
+    for name in ("internvl2.5-8b", text):
         assert "duotone calibrate" not in words_of(name)
+    hybrid = folder_of(HYBRIDS["qwen3_5"].config(), tmp_path / "hybrid")
+    assert f"duotone calibrate {hybrid} --text" in words_of(hybrid)
 
 
 def test_json_has_the_spec_the_plan_and_the_rows() -> None:

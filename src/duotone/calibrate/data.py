@@ -115,7 +115,7 @@ def _batches(encoded: Sequence[dict[str, torch.Tensor]], task: AnyTask) -> list[
 def _check_visual(loaded: Loaded, batches: Sequence[CalibrationBatch]) -> None:
     masks = [visual_of(loaded.model.config, batch.tensors) for batch in batches]
     prompts = sum(map(len, masks))
-    if loaded.takes_images and not any(bool(mask.any()) for mask in masks):
+    if loaded.has_visual_tokens and not any(bool(mask.any()) for mask in masks):
         raise ValueError(
             f"bases of {loaded.name!r} are of its visual tokens, got {prompts} prompts "
             "without any; give a task with pictures, e.g. --task captions"

@@ -15,7 +15,7 @@ import duotone
 from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.model.fingerprint import fingerprint
 from duotone.hf.model.key_scales import key_scales
-from duotone.hf.model.spec_checks import check_no_states, check_spec
+from duotone.hf.model.spec_checks import check_spec
 from duotone.loading import Loaded
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.accounting import span_bits
@@ -162,8 +162,13 @@ def check_settings(model: Any, settings: Settings) -> None:
     """Raise ValueError for a model or settings that do not fit, whatever the samples are."""
     # Which tokens are visual is the samples' business.
     facts = model_facts(model, visual_mask=torch.zeros(1, 1, dtype=torch.bool))
-    check_no_states(facts, "calibration")
     settings.check(facts.shape.head_dim)
+    if any(facts.sliding) and "background" in settings.parts(facts):
+        raise ValueError(
+            "spans in two parts need layers whose queries see all of a picture; got "
+            f"{facts.model_type!r}, with windows or an indexer. Use foreground=None (--foreground "
+            "0): spans in one part"
+        )
 
 
 def _passing(

@@ -49,7 +49,7 @@ def without_data(context: int | None) -> dict[str, Any]:
 
 def _usual_names(model: str | None, own: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of a model's tasks where none are given, by its configuration alone."""
-    from duotone.loading import EMBEDDED, image_token_ids, load_config
+    from duotone.loading import EMBEDDED, has_visual_tokens, load_config
     from duotone.tasks import MADE_UP, WRITTEN
 
     if model in (None, EMBEDDED):
@@ -59,17 +59,18 @@ def _usual_names(model: str | None, own: Mapping[str, Any]) -> tuple[str, ...]:
             f"samples of your own must be named for {model!r}: a .jsonl file of "
             '{"images": [...], "question": ..., "answers": [...]}, or a task'
         )
-    return (MADE_UP.name if image_token_ids(load_config(model)) else WRITTEN,)
+    return (MADE_UP.name if has_visual_tokens(load_config(model)) else WRITTEN,)
 
 
 def _check_pictured(model: str | None) -> None:
-    """Raise ValueError for a model without pictures, by its configuration alone."""
-    from duotone.loading import image_token_ids, load_config
+    """Raise ValueError for a model without visual tokens, by its configuration alone."""
+    from duotone.loading import has_visual_tokens, load_config
 
-    if not image_token_ids(config := load_config(model)):
+    if not has_visual_tokens(config := load_config(model)):
         raise ValueError(
-            f"made-up samples are pictures, for a model that takes some; got {model!r}, a "
-            f"{config.model_type!r} for text only. Leave --task out, for text that it writes itself"
+            "made-up samples are pictures, for a model with visual tokens; got "
+            f"{model!r}, a {config.model_type!r} whose tokens are text only. Leave --task out, for "
+            "text that it writes itself"
         )
 
 

@@ -168,8 +168,7 @@ def recommend(
 
 def calibrates(facts: ModelFacts) -> bool:
     """True for a model whose pictures `duotone.calibrated` takes."""
-    others = facts.states or facts.crosses or facts.has_latents
-    return facts.is_multimodal and not others
+    return facts.is_multimodal and not facts.has_latents
 
 
 def say_once(chosen: Recommendation, facts: ModelFacts) -> None:

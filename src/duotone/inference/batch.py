@@ -110,9 +110,11 @@ def prepare(
 
 def visual_of(config: Any, encoded: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """[B, T] True at visual tokens of an encoded batch, by its own mask or by its ids."""
+    from duotone.hf.model.support import attends_across
+
     if "visual_mask" in encoded:
         return encoded["visual_mask"].bool()
-    if "input_ids" in encoded:
+    if "input_ids" in encoded and not attends_across(config):
         return visual_mask(config, encoded["input_ids"])
     return torch.zeros_like(encoded["attention_mask"], dtype=torch.bool)
 

@@ -33,7 +33,7 @@ from duotone.hf.model.layers import (
 )
 from duotone.hf.model.own_bytes import picture_bytes, state_bytes
 from duotone.hf.model.support import (
-    CROSS_FAMILIES,
+    attends_across,
     check_sinks,
     check_supported,
     input_of_places,
@@ -236,7 +236,7 @@ def model_facts(
     check_supported(config, text)
     if isinstance(model_or_config, PreTrainedModel):
         check_sinks(model_or_config)
-    across = text.model_type in CROSS_FAMILIES
+    across = attends_across(config)
     ids = () if across else visual_token_ids(config)
     pictures = takes_pictures(model_or_config) and not across
     mask_input = None if ids else input_of_places(model_or_config)

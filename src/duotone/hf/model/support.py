@@ -180,6 +180,11 @@ def _check_source(name: str, text: PreTrainedConfig) -> None:
         )
 
 
+def attends_across(config: PreTrainedConfig) -> bool:
+    """True if layers attend to pictures next to the tokens, which are all text."""
+    return config.get_text_config(decoder=True).model_type in CROSS_FAMILIES
+
+
 def takes_pictures(model_or_config: PreTrainedModel | PreTrainedConfig) -> bool:
     """True if a part of the model looks at pictures, wherever their tokens then go."""
     if isinstance(model_or_config, PreTrainedModel):
