@@ -79,7 +79,7 @@ NOTES: tuple[Callable[[ModelFacts], str | None], ...] = (
 
 @dataclass(frozen=True)
 class Usual:
-    """A sequence that bytes are predicted for; images: equal runs of its visual tokens."""
+    """A sequence that bytes are predicted for; images: as `duotone.plan` has them."""
 
     visual_tokens: int
     text_tokens: int

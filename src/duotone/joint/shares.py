@@ -11,6 +11,7 @@ from torch import Tensor
 
 import duotone
 from duotone.hf.model.facts import ModelFacts
+from duotone.hf.model.support import attends_across
 from duotone.hf.recommended import Usual
 from duotone.inference.batch import visual_of
 from duotone.planning.card import weight_bytes
@@ -61,8 +62,13 @@ class Load:
     def share(self, recipe: str, weights_bytes: int, left: int) -> Share:
         """Divide what weights leave. left: bytes for caches, which may be below 0."""
         dense = self.plan(DENSE)
-        windows = dense.bytes_per_sequence - dense.dense_bytes
-        packed = left / self.sequences - windows
+        if dense.uncounted:
+            raise ValueError(
+                "a search under all memory needs the bytes of whole caches; got "
+                f"{dense.uncounted}. Give memory for K and V alone: --budget-bits or --budget-bytes"
+            )
+        own = dense.bytes_per_sequence - dense.dense_bytes
+        packed = left / self.sequences - own
         if packed <= 0:
             return Share(recipe, weights_bytes, why="its weights leave no memory for caches")
         bits = 8 * packed / (self.usual.tokens * self.facts.elements)
@@ -85,16 +91,27 @@ def shares(model: Any, load: Load, settings: JointSettings) -> list[Share]:
 
 
 def usual_of(encoded: Sequence[dict[str, Tensor]], config: Any, new: int, tokens: int) -> Usual:
-    """A sequence of `tokens` tokens in the samples' proportions. new: tokens of an answer."""
+    """A sequence of `tokens` tokens in the samples' proportions. new: tokens of an answer.
+
+    Of pictures next to the tokens it has as many as the samples have at most.
+    """
     masks = [visual_of(config, batch) for batch in encoded]
     visual = sum(int(mask.sum()) for mask in masks)
     runs = sum(map(_runs, masks))
     real = sum(int(batch["attention_mask"].sum()) for batch in encoded)
     answers = new * sum(len(batch["attention_mask"]) for batch in encoded)
     part = tokens / (real + answers)
+    if attends_across(config):
+        return Usual(0, tokens - round(answers * part), round(answers * part), _pictures(encoded))
     of_pictures, of_answers = round(visual * part), round(answers * part)
     images = min(max(1, of_pictures), max(1, round(runs * part)))
     return Usual(of_pictures, tokens - of_pictures - of_answers, of_answers, images)
+
+
+def _pictures(encoded: Sequence[dict[str, Tensor]]) -> int:
+    """Pictures of each sequence of a model that attends across: all are filled up to the most."""
+    pixels = [one["pixel_values"] for one in encoded if "pixel_values" in one]
+    return max((x.shape[1] for x in pixels), default=0)
 
 
 def _runs(visual: Tensor) -> int:

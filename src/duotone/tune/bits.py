@@ -67,8 +67,8 @@ def _arange(like: Tensor) -> Tensor:
 def held(cache: Any, visual_mask: Bool[Tensor, "batch tokens"], of: BitsOf) -> Held:
     """Bytes that the cache holds of its visual tokens, or of all tokens.
 
-    visual_mask: True at the prompt's visual tokens. Windows that stay transformers' own do not
-    count, as in bits per number.
+    visual_mask: True at the prompt's visual tokens. Windows, states and pictures that stay
+    transformers' own do not count, as in bits per number.
     """
     memory, state, facts = cache.memory(), cache.ledger.state, cache.facts
     batch = len(visual_mask)

@@ -98,7 +98,7 @@ def make_report(
         job.loaded,
         job.parts,
         {label: specs[label] for label in labels},
-        later={p.heldout.name: job.counts.all_pictured for p in job.parts},
+        later={p.heldout.name: job.later_question for p in job.parts},
         batch_size=job.settings.batch_size,
         progress=lambda done, total: job.progress("answers, held out", done, total),
     ) if scores else {}  # fmt: skip
@@ -106,7 +106,7 @@ def make_report(
         "schema": "duotone.tune/1",
         **job.header,
         "settings": job.all_settings(),
-        "later_question": job.counts.all_pictured,
+        "later_question": job.later_question,
         "budget": {"bits": tuned.budget_bits, "of": tuned.of},
         "trials": {
             "measured": sum(tried.number >= 0 for tried in tuned.tried),

@@ -13,7 +13,7 @@ from duotone import CacheSpec
 from duotone.evaluate.loader import encoded_task
 from duotone.evaluate.records import describe
 from duotone.hf.model.facts import ModelFacts
-from duotone.hf.model.spec_checks import check_no_states, check_spec
+from duotone.hf.model.spec_checks import check_spec
 from duotone.inference.encoded import EncodedPrompts, TextFile, encoded_if_text
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
@@ -82,6 +82,8 @@ class Job:
     make_ready: MakeReady = ready
     # True for a spec that may be chosen; more than a budget on the samples decides.
     takes: Callable[[CacheSpec], bool] = _all
+    # Questions of the batches made last are read after their pictures, in a step of their own.
+    later_question: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         need_optuna()
@@ -89,7 +91,6 @@ class Job:
         self.encoded = {p.search.name: self.encode(p.search, size) for p in self.parts}
         everything = [batch for batches in self.encoded.values() for batch in batches]
         self.facts: ModelFacts = facts_of(self.loaded.model, everything)
-        check_no_states(self.facts, "a search")
         self.counts: PromptCounts = prompt_counts(self.loaded, everything)
         self.of: BitsOf = self._bits_of()
         spans = self.counts.all_pictured
@@ -194,6 +195,8 @@ class Job:
                 made[name].append(self.make_ready(self.loaded.model, batch, limit))
                 done += 1
                 self.progress(stage, done, total)
+        steps = [one.batch.pictures_end for batches in made.values() for one in batches]
+        self.later_question = all(steps)
         return made
 
     def meter(self, batches: Mapping[str, list[Ready]]) -> Meter:

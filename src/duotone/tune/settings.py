@@ -22,8 +22,9 @@ class TuneSettings:
     """Settings that decide a search's result, in addition to model, tasks and run time.
 
     budget_bits, budget_bytes: one of them; true bits per number of K and V, or bytes per sequence
-        (mean over the samples). bits_of: scope of the budget: "visual", all bytes that hold the
-        prompts' visual tokens, or "cache", all bytes. None: visual where all prompts have pictures.
+        (mean over the samples). States and windows that stay the model's own are in neither.
+    bits_of: scope of the budget: "visual", all bytes that hold the prompts' visual tokens, or
+        "cache", all bytes. None: visual where all prompts have pictures.
     samples, heldout: per task, to search on and to report on. portable: no choice that names a
         layer, so that the spec fits models of any depth. ceiling: times the budget, where trials
         end. seed: of the sampler.

@@ -46,16 +46,6 @@ def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
         )
 
 
-def check_no_states(facts: ModelFacts, what: str) -> None:
-    """Raise ValueError where layers keep states or pictures, of which `what` knows nothing."""
-    if others := (*facts.states, *facts.crosses):
-        held = "a state of linear attention" if facts.states else "K and V of pictures"
-        raise ValueError(
-            f"{what} knows layers with K and V of tokens only; {facts.model_type!r} has "
-            f"{len(others)} layers that keep {held}. Run it in a QuantizedCache instead."
-        )
-
-
 def _check_channels(head_dim: int, tensor: TensorSpec) -> None:
     """Raise where channels do not come out in whole groups or classes."""
     class_counts(tensor, head_dim)
