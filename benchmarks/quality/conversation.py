@@ -45,19 +45,21 @@ PARTS = ("kl", "kl_pictures", "kl_text")
 KIVI = "kivi@2, released"
 TEXT = ("calibrated@2", "calibrated@1.5")
 OURS = "duotone-mixed@4"
+# In labels of rows with fewer bits for pictures than the preset of that name has.
+ONE_BIT = "duotone@1"
 # Of KIVI's code: recent tokens; a scale and a zero-point for 32 numbers.
 WINDOW, GROUP_BITS = 128, 1
 
 
 def default() -> dict[str, CacheSpec]:
-    """{label: spec}: KIVI, the default, the same with whole pictures, and one with less text."""
-    ours = duotone.scheme("duotone-mixed", bits=4)
+    """{label: spec}: KIVI, the default, the same with pictures at 1 bit, and one with less text."""
+    ours, few = (duotone.scheme("duotone-mixed", bits=bits, pictures=1) for bits in (4, 2))
     return {
         KIVI: duotone.scheme("kivi", bits=2, released=True),
-        OURS: ours,
+        f"{OURS}, {ONE_BIT}": ours,
         f"{OURS}, whole pictures": with_pictures(ours, duotone.scheme("duotone-whole")),
-        f"{OURS}, duotone@2": with_pictures(ours, duotone.scheme("duotone", bits=2)),
-        "duotone-mixed@2": duotone.scheme("duotone-mixed", bits=2),
+        OURS: duotone.scheme("duotone-mixed", bits=4),
+        f"duotone-mixed@2, {ONE_BIT}": few,
     }
 
 
@@ -67,7 +69,7 @@ def presets() -> dict[str, CacheSpec]:
         "kivi@2": duotone.scheme("kivi", bits=2),
         "duotone-stream@2": duotone.scheme("duotone-stream", bits=2),
         "duotone-stream@4": duotone.scheme("duotone-stream", bits=4),
-        "duotone-mixed@1": duotone.scheme("duotone-mixed", bits=1),
+        f"duotone-mixed@1, {ONE_BIT}": duotone.scheme("duotone-mixed", bits=1, pictures=1),
     }
 
 
@@ -85,19 +87,19 @@ def rivals() -> dict[str, CacheSpec]:
 
 
 def ablations() -> dict[str, CacheSpec]:
-    """{label: spec}: the default with one part changed, and parts of its text in 2 bits."""
-    ours, few = duotone.scheme("duotone-mixed", bits=4), duotone.scheme("duotone-mixed", bits=2)
-    two = few.text
+    """{label: spec}: the form with pictures at 1 bit, with one part changed."""
+    ours, few = (duotone.scheme("duotone-mixed", bits=bits, pictures=1) for bits in (4, 2))
+    name, two = f"{OURS}, {ONE_BIT}", few.text
     key, value = ours.text.replace(key=two.key), ours.text.replace(value=two.value)
     return {
         f"{OURS}, pictures in 16 bit": with_pictures(ours, duotone.scheme("dense")),
-        f"{OURS}, K of text in 2 bits": ours.replace(text=key),
-        f"{OURS}, V of text in 2 bits": ours.replace(text=value),
-        f"{OURS}, text in 3 bits": ours.replace(text=duotone.scheme("duotone-stream", bits=3).text),
-        f"{OURS}, recent 96": ours.replace(recent=96),
-        f"{OURS}, recent 0": ours.replace(recent=0),
-        f"{OURS}, no sinks": ours.replace(sink=0),
-        "duotone-mixed@2, recent 32": few.replace(recent=32),
+        f"{name}, K of text in 2 bits": ours.replace(text=key),
+        f"{name}, V of text in 2 bits": ours.replace(text=value),
+        f"{name}, text in 3 bits": ours.replace(text=duotone.scheme("duotone-stream", bits=3).text),
+        f"{name}, recent 96": ours.replace(recent=96),
+        f"{name}, recent 0": ours.replace(recent=0),
+        f"{name}, no sinks": ours.replace(sink=0),
+        f"duotone-mixed@2, {ONE_BIT}, recent 32": few.replace(recent=32),
     }
 
 

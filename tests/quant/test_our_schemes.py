@@ -5,21 +5,34 @@ import pytest
 from duotone import scheme
 from duotone.attention.cuda.spans import layout
 from duotone.quant.our_schemes import PARTS, TILE, Part, Parts, with_pictures
+from duotone.quant.schemes import named
 
 FOREGROUND = {"foreground", "short_foreground", "foreground_multiple"}
 VISUAL = {"visual", "background", *FOREGROUND, "tau", "ranges", "layers"}
 
 
 @pytest.mark.parametrize(("bits", "recent"), [(2, 96), (4, 32)])
+@pytest.mark.parametrize("pictures", [1, 2, 8])
 def test_mixed_has_the_pictures_of_duotone_beside_the_text_of_a_stream(
-    bits: int, recent: int
+    bits: int, recent: int, pictures: int
 ) -> None:
-    mixed, text = (scheme(name, bits=bits) for name in ("duotone-mixed", "duotone-stream"))
-    ours = scheme("duotone", bits=1)
+    mixed = scheme("duotone-mixed", bits=bits, pictures=pictures)
+    text, ours = scheme("duotone-stream", bits=bits), scheme("duotone", bits=pictures)
     assert {name: mixed.to_dict()[name] for name in VISUAL} == {
         name: ours.to_dict()[name] for name in VISUAL
     }
     assert (mixed.text, mixed.sink, mixed.recent) == (text.text, text.sink, recent)
+
+
+def test_mixed_has_pictures_at_2_bits_unless_told_otherwise() -> None:
+    assert scheme("duotone-mixed") == scheme("duotone-mixed", bits=4, pictures=2)
+    assert named("duotone-mixed@2") == scheme("duotone-mixed", bits=2, pictures=2)
+
+
+@pytest.mark.parametrize("pictures", [0, 5, 16, True, 2.0, "2", None, [2]])
+def test_pictures_of_a_width_without_codes_are_refused(pictures: object) -> None:
+    with pytest.raises(ValueError, match=r"pictures must be one of \(1, 2, 3, 4, 8\)"):
+        scheme("duotone-mixed", pictures=pictures)
 
 
 def test_short_spans_keep_their_share_in_another_text() -> None:

@@ -105,7 +105,8 @@ def a_call(draw: random.Random) -> Callable[[], Any]:
     cls = draw.choice(RECORDS)
     given, value = fields_of(cls, draw), draw.choice(BAD)()
     name = draw.choice(list(SCHEMES))
-    knob = draw.choice(("bits", "lk", "kq", "km", "eta1", "layers", "gamma", "keep", "mapping"))
+    knobs = ("bits", "lk", "kq", "km", "eta1", "layers", "gamma", "keep", "mapping", "pictures")
+    knob = draw.choice(knobs)
     text = draw.choice(TEXTS)
     whole = cls().to_dict() | given
     return draw.choice(

@@ -57,8 +57,8 @@ RULES = (
     Rule(
         CONVERSATIONS,
         True,
-        "pictures fill most of a prompt and bear the fewest bits; text and answers grow with "
-        "every turn, so they leave 16 bit as well",
+        "pictures fill most of a prompt and bear 2 bits; text and answers grow with every turn, "
+        "so they leave 16 bit as well, for 4",
     ),
     Rule(
         TEXT,

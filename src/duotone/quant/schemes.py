@@ -133,8 +133,8 @@ SCHEMES: dict[str, Scheme] = {
         "KIVI's groups with end points moved in for all tokens, a window of 96 in 16 bit", stream
     ),
     "duotone-mixed": Scheme(
-        "duotone's 1 bit for visual spans, duotone-stream's codes for text and generated tokens, "
-        "by default of 4 bits and with a window of 32",
+        "Whole conversations: duotone's codes for visual spans, by default of 2 bits, and "
+        "duotone-stream's for text and generated tokens, by default of 4 and with a window of 32",
         mixed,
     ),
     "vl-cache": Scheme(

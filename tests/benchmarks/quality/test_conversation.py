@@ -57,12 +57,13 @@ def test_rows_lose_by_their_codes_and_hold_their_bytes() -> None:
     model = short("llava", length=150).build().double().eval()
     told = Talk(model, _batch("llava", 150, rows=2, parts=1))
     rows = {"exact": duotone.scheme("dense"), **conversation.default()}
-    rows = {name: rows[name] for name in ("exact", conversation.KIVI, "duotone-mixed@2")}
-    rows["too deep"] = rows["duotone-mixed@2"].replace(layers=(duotone.LayerRule(90, text=None),))
+    few = f"duotone-mixed@2, {conversation.ONE_BIT}"
+    rows = {name: rows[name] for name in ("exact", conversation.KIVI, few)}
+    rows["too deep"] = rows[few].replace(layers=(duotone.LayerRule(90, text=None),))
     plain, exact, kivi, mixed, refused = conversation.measure([told], rows)
     assert exact["kl"] < 1e-9 < min(kivi["kl"], mixed["kl"])
     assert plain["accuracy"] == exact["accuracy"]
-    assert mixed["spec"] == rows["duotone-mixed@2"].to_dict()
+    assert mixed["spec"] == rows[few].to_dict()
     assert plain["tokens"] == [
         sum(both) for both in zip(plain["tokens_pictures"], plain["tokens_text"], strict=True)
     ]
@@ -89,8 +90,10 @@ def test_sets_share_no_rows() -> None:
     sets = [rows() for rows in conversation.SETS.values()]
     assert len({name for rows in sets for name in rows}) == sum(map(len, sets))
     default = conversation.default()
-    mixed, whole = (default[conversation.OURS + part] for part in ("", ", whole pictures"))
-    assert conversation.with_pictures(whole, mixed) == mixed
+    parts = ("", f", {conversation.ONE_BIT}", ", whole pictures")
+    mixed, one_bit, whole = (default[conversation.OURS + part] for part in parts)
+    assert conversation.with_pictures(whole, mixed) == mixed == duotone.scheme("duotone-mixed")
+    assert conversation.with_pictures(mixed, duotone.scheme("duotone", bits=1)) == one_bit
     assert (whole.visual, whole.background) == (duotone.scheme("duotone-whole").visual, None)
 
 
