@@ -118,7 +118,7 @@ def bits() -> str:
     parts, x = [words(20, 26, "the cache of one conversation")], 20
     for width, fill, ink, name in (
         (44, BITS[16], "#fff", "16"),
-        (250, BITS[1], INK, "1 bit, a span per picture"),
+        (250, BITS[2], INK, "2 bit, a span per picture"),
         (170, BITS[4], "#fff", "4 bit, groups of 32"),
         (116, BITS[16], "#fff", "16 bit"),
     ):
@@ -137,7 +137,7 @@ def bits() -> str:
     dashes = f'stroke="{INK}" stroke-dasharray="3 3"'
     parts += [f'<line x1="70" y1="98" x2="20" y2="132" {dashes}/>']
     parts += [f'<line x1="320" y1="98" x2="404" y2="132" {dashes}/>']
-    widths = (4, 1, 0, 1, 1, 0, 0, 1)
+    widths = (4, 2, 1, 2, 2, 0, 1, 2)
     for row, width in enumerate(widths):
         y = 136 + 20 * row
         edge = f'stroke="{FAINT}"'

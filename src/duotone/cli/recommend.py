@@ -148,7 +148,7 @@ def _write(path: Path, spec: Any) -> None:
 
 
 def _show(found: dict[str, Any], model: str | None) -> None:
-    from duotone.hf.recommended import NEARER
+    from duotone.hf.recommended import SMALLER
     from duotone.loading import EMBEDDED
     from duotone.planning.measured import loss_words, speed_words
 
@@ -164,7 +164,7 @@ def _show(found: dict[str, Any], model: str | None) -> None:
     _section("Loss", list(losses), f"duotone evaluate {task} {of} --scheme {found['scheme']}")
     if found["calibrates"]:
         own = f"duotone calibrate {model or EMBEDDED} --text calibrated@2 -o mine"
-        typer.echo(f"{NEARER}: {own}, or duotone.calibrated(model, processor)")
+        typer.echo(f"{SMALLER}: {own}, or duotone.calibrated(model, processor)")
     speeds = speed_words(found["measured"]["speed"])
     _section("Speed", list(speeds), f"duotone bench generate {of} --spec {found['scheme']}")
     typer.echo("\nOn an H200:")

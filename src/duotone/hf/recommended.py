@@ -48,7 +48,7 @@ class Rule:
 
 
 # What a calibration has over the spec that is recommended.
-NEARER = "Pictures nearer to 16 bit, text in fewer bits, no data"
+SMALLER = "Pictures in 1 bit, text in 2.3, no data"
 _LOCK = threading.Lock()
 # Summaries that were printed.
 _SAID: set[str] = set()
@@ -175,7 +175,7 @@ def say_once(chosen: Recommendation, facts: ModelFacts) -> None:
     """Print a recommendation's summary on stderr, the first time in a process."""
     line = f"duotone: {chosen.summary}; duotone.recommend(model) says why."
     if calibrates(facts):
-        line += f" {NEARER}: duotone.calibrated(model, processor)."
+        line += f" {SMALLER}: duotone.calibrated(model, processor)."
     with _LOCK:
         if line in _SAID:
             return

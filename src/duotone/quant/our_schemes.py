@@ -186,11 +186,10 @@ def stream(bits: int = 2) -> CacheSpec:
 def mixed(bits: int = 4, pictures: int = 2) -> CacheSpec:
     """Spec of whole conversations: `duotone` for pictures, `stream` for text and generated tokens.
 
-    bits: of the stream. pictures: of `duotone`, for visual spans. With 2 bits for pictures and 4
-    for text, no model of nine loses more than by KIVI at 2 bits, beyond the interval, neither in
-    all nor about pictures or text. With 1 bit for pictures, four of these lose more about pictures
-    (dev/log/quality.md). From 4 bits up the window has 32 tokens: such text loses little without a
-    longer one.
+    bits: of the stream. pictures: of `duotone`, for visual spans. Of nine small models, none loses
+    more by the default than by KIVI at 2 bits, beyond the interval. With 1 bit for pictures, four
+    lose more about these (dev/log/quality.md). From 4 bits up the window has 32 tokens: such text
+    loses little without a longer one.
     Errors: ValueError for widths that have no codes.
     """
     ok = is_count(pictures) and pictures in BITS
