@@ -193,7 +193,9 @@ def mixed(bits: int = 4, pictures: int = 2) -> CacheSpec:
     Errors: ValueError for widths that have no codes.
     """
     ok = is_count(pictures) and pictures in BITS
-    require(ok, f"pictures must be one of {BITS}, the bits of duotone", pictures, "E.g. 1.")
+    require(
+        ok, f"pictures must be one of {BITS}, the bits of duotone", pictures, "E.g. pictures=2."
+    )
     text = stream(bits) if bits < 4 else stream(bits).replace(recent=32)
     return with_pictures(text, duotone(pictures))
 
