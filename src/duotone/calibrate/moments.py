@@ -15,13 +15,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from duotone.hf.model.attentions import is_readable
+from duotone.hf.model.attentions import attentions, is_readable
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.recording import recording
 from duotone.inference.batch import end_token_ids, generate, make_cache, prepare
 from duotone.tune.batches import facts_of as facts_of_encoded
 
 from .answers import without_tokens
+from .gates import Gates, Outputs
 from .places import Places, places_of
 from .streams import Stream, hearing
 
@@ -29,6 +30,7 @@ TINY = 1e-30  # least square of a stream
 OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "dense")
 Heads = Float[Tensor, "batch heads tokens head_dim"]
 Sums = Float[Tensor, "kv_heads head_dim head_dim"]
+Gram = Float[Tensor, "q_heads head_dim head_dim"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class LayerMoments:
 
     key, value: of (x - mean)(x - mean)^T about the mean of the token's own span. query: of q q^T,
     also over the q heads of the kv head. output: sum over these of W_h^T W_h, where W_h are the
-    columns of W_o for one q head. sm_scale: factor of the scores q . k. spans: number of them.
+    columns of W_o for one q head. Where a gate g stands before W_o, the mean of g g^T is a factor.
+    gates: of g g^T over `gated` tokens, per q head. sm_scale: factor of the scores q . k. spans:
+    number of them.
     amplified: of log(1 + |m|^2 / |x|^2) over `heard` tokens, with x the residual stream after
     attention and m what the layer adds to it.
     """
@@ -70,6 +74,8 @@ class LayerMoments:
     tokens: int = 0
     spans: int = 0
     queries: int = 0
+    gates: Gram | None = None
+    gated: int = 0
     amplified: float = 0.0
     heard: int = 0
 
@@ -115,17 +121,28 @@ def query_sums(query: Heads, where: Bool[Tensor, "batch tokens"], kv_heads: int)
     return torch.einsum("nkgd,nkge->kde", rows, rows)
 
 
-def output_metric(module: nn.Module, facts: ModelFacts) -> Sums:
-    """Sum over the q heads of every kv head of W_h^T W_h. Errors: as of `output_weight`."""
+def output_metric(module: nn.Module, facts: ModelFacts, gates: Gram | None = None) -> Sums:
+    """Sum over the q heads of every kv head of W_h^T W_h. Errors: as of `output_weight`.
+
+    gates: factors of these, the means of g g^T; None: ones.
+    """
     by_head = output_weight(module, facts).double()
     by_head = by_head.unflatten(-1, (facts.shape.kv_heads, -1, facts.shape.head_dim))
-    return torch.einsum("xkgd,xkge->kde", by_head, by_head)
+    if gates is None:
+        return torch.einsum("xkgd,xkge->kde", by_head, by_head)
+    gates = gates.unflatten(0, by_head.shape[1:3])
+    return (torch.einsum("xkgd,xkge->kgde", by_head, by_head) * gates).sum(1)
+
+
+def output_projection(module: nn.Module) -> nn.Module | None:
+    """The output projection of an attention, by its name."""
+    found = (getattr(module, name, None) for name in OUTPUT_PROJECTIONS)
+    return next((x for x in found if getattr(x, "weight", None) is not None), None)
 
 
 def output_weight(module: nn.Module, facts: ModelFacts) -> Float[Tensor, "hidden columns"]:
     """Weight of an attention's output projection. Errors: ValueError without one to be read."""
-    found = (getattr(module, name, None) for name in OUTPUT_PROJECTIONS)
-    weight = next((m.weight for m in found if getattr(m, "weight", None) is not None), None)
+    weight = getattr(output_projection(module), "weight", None)
     columns = facts.shape.q_heads * facts.shape.head_dim
     shown = "none" if weight is None else f"{tuple(weight.shape)} of {weight.dtype}"
     if not is_readable(weight) or weight.shape[-1] != columns:
@@ -197,6 +214,15 @@ class Recorder:
         self.layers[index].amplified += float(ratios.log1p().sum())
         self.layers[index].heard += len(ratios)
 
+    def gate(self, index: int, gates: Outputs) -> None:
+        """Add the gates of attention's outputs, at the tokens that count."""
+        if index in self.layers:
+            rows = gates[self.latest[index].to(gates.device)].double()
+            layer = self.layers[index]
+            sums = torch.einsum("nhd,nhe->hde", rows, rows)
+            layer.gates = sums if layer.gates is None else layer.gates.to(sums.device) + sums
+            layer.gated += len(rows)
+
     def _add_prompt(self, layer: LayerMoments, key: Heads, value: Heads) -> None:
         spans = self.places.spans.to(key.device)
         layer.key += centred_sums(key, spans)
@@ -232,10 +258,12 @@ def _answer(model: Any, given: CalibrationBatch, recorder: Recorder, group: int 
     batch = prepare(model, given.tensors)
     recorder.begin(places_of(batch, group))
     cache = make_cache(model, None, batch)
-    packed = recorder.facts.packed
+    packed, gates = recorder.facts.packed, Gates(recorder.gate)
+    projections = {m.layer_idx: output_projection(m) for m in attentions(model, recorder.facts)}
     with (
         without_tokens(model, given.never),
-        recording(model, recorder.record),
+        recording(model, recorder.record, gates.attended),
+        gates.watching({number: x for number, x in projections.items() if x is not None}),
         hearing(model, packed, recorder.hear),
     ):
         ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
@@ -259,6 +287,17 @@ def gather_moments(
         _answer(model, given, recorder, group)
         if progress:
             progress(number)
+    _count_gates(model, recorder)
     for layer in recorder.layers.values():
         layer.to(torch.device("cpu"))
     return [recorder.layers[index] for index in sorted(recorder.layers)]
+
+
+@torch.inference_mode()
+def _count_gates(model: Any, recorder: Recorder) -> None:
+    """Give layers with gates the metric of these."""
+    for attention in attentions(model, recorder.facts):
+        layer = recorder.layers.get(attention.layer_idx)
+        if layer is not None and layer.gated:
+            layer.output = output_metric(attention, recorder.facts, layer.gates / layer.gated)
+            layer.gates = layer.gates.cpu()

@@ -18,13 +18,15 @@ from duotone.hf.model.text_attention import set_text_implementation, text_implem
 NAME = "duotone-calibrate"
 Heads = Float[Tensor, "batch heads tokens head_dim"]
 Record = Callable[[nn.Module, Heads, Heads, Heads, float | None], None]
+Attended = Callable[[nn.Module, Float[Tensor, "batch tokens heads head_dim"]], None]
 
 
 @contextmanager
-def recording(model: Any, record: Record) -> Iterator[None]:
+def recording(model: Any, record: Record, attended: Attended | None = None) -> Iterator[None]:
     """Pass the language model's attention through `record`, and on to what it was before.
 
-    record: receives one layer of one step: (module, queries, K, V, scale).
+    record: receives one layer of one step: (module, queries, K, V, scale). attended: receives
+    (module, its attention's output) afterwards.
     Vision towers keep their own attention and are not seen. Undone at the end, come what may.
     """
     before = text_implementation(model)
@@ -32,7 +34,10 @@ def recording(model: Any, record: Record) -> Iterator[None]:
     def attention(module, query, key, value, attention_mask, *args, scaling=None, **kwargs):
         record(module, query, key, value, scaling)
         run = _original(module, before)
-        return run(module, query, key, value, attention_mask, *args, scaling=scaling, **kwargs)
+        made = run(module, query, key, value, attention_mask, *args, scaling=scaling, **kwargs)
+        if attended is not None:
+            attended(module, made[0])
+        return made
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[before])
