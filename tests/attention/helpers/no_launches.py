@@ -15,6 +15,7 @@ from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.levels import search as level_search
 from duotone.attention.cuda.levels.search import find_levels
 from duotone.attention.cuda.spans import pack as span_pack
+from duotone.attention.refused import reason_against
 from duotone.quant.checks import NOT_FINITE, is_finite
 
 
@@ -43,6 +44,8 @@ def leave_out_launches(
         return levels
 
     def packed_spans(self, key, value, spec, piece):
+        if reason_against(span_pack.check, spec, key, value):
+            return None
         return span_pack.span_pack(key, value, spec, piece)
 
     for module in (class_pack, small_levels, level_search, span_pack, group_pack):
