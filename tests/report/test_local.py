@@ -1,5 +1,6 @@
 """Tables that a repository names in its pyproject.toml."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def test_its_renderers_get_its_results(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results/a.json").write_text('{"schema": "mine/1"}')
     assert report.tables(tmp_path / "results", home) == {"mine": "1 results"}
+
+
+def test_its_renderers_may_import_from_the_repository(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    door = DOOR.replace("    return", "    from words_of_mine import WORDS\n    return WORDS +")
+    found = local_renderers(repository(tmp_path, ENTRY, door))
+    (tmp_path / "words_of_mine").with_suffix(".py").write_text('WORDS = "in all "')
+    assert found["mine"][1]([]) == "in all 0 results"
 
 
 @pytest.mark.parametrize(("entry", "door"), [(ENTRY, None), (ENTRY, "x = 1")])

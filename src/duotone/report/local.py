@@ -15,7 +15,8 @@ PACKAGE = "duotone_local_tables"
 def local_renderers(repository: Path) -> dict[str, Renderer]:
     """{name: (schema, function)} that a repository defines; empty where the repository names none.
 
-    Its pyproject.toml names a package by a path, which is imported:
+    Its pyproject.toml names a package by a path, which is imported, and may import others of the
+    repository by name, also later:
 
         [tool.duotone.report]
         tables = "benchmarks"   # its __init__.py has RENDERERS
@@ -35,6 +36,8 @@ def local_renderers(repository: Path) -> dict[str, Renderer]:
             f"[tool.duotone.report] tables of {file} must name a package with __init__.py; got "
             f"{named!r}. Correct the path or remove the entry."
         )
+    if str(repository.absolute()) not in sys.path:  # as it is for `python -m`, and for no command
+        sys.path.append(str(repository.absolute()))
     return _renderers_of(door)
 
 
