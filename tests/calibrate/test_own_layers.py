@@ -23,6 +23,7 @@ from duotone.calibrate.run import check_settings
 from duotone.calibrate.written import Written
 from duotone.evaluate.forcing import Forcing, LogitsRecorder, forced_agreement
 from duotone.hf.model.facts import model_facts
+from duotone.hf.recommended import calibrates
 from duotone.inference.batch import generate, make_cache, prepare, visual_of
 from duotone.inference.prompts import right_padded
 from duotone.loading import Loaded
@@ -179,10 +180,11 @@ def test_text_that_such_a_model_writes_itself(name: str) -> None:
 
 def test_spans_in_two_parts_are_refused_before_the_model_runs() -> None:
     model = tiny_model_of("qwen4_exp")
-    with pytest.raises(ValueError, match=r"an indexer\. Use foreground=None"):
+    with pytest.raises(ValueError, match=r"an indexer\. Calibrate spans in one part"):
         check_settings(model, Settings())
     check_settings(model, Settings(foreground=None))
     check_settings(model, Settings(text=True))
+    assert not calibrates(model_facts(model))  # nobody is sent to a refusal
 
 
 def test_one_call_has_such_a_model_write_text() -> None:

@@ -166,8 +166,8 @@ def check_settings(model: Any, settings: Settings) -> None:
     if any(facts.sliding) and "background" in settings.parts(facts):
         raise ValueError(
             "spans in two parts need layers whose queries see all of a picture; got "
-            f"{facts.model_type!r}, with windows or an indexer. Use foreground=None (--foreground "
-            "0): spans in one part"
+            f"{facts.model_type!r}, with windows or an indexer. Calibrate spans in one part: "
+            "duotone calibrate --foreground 0, or Settings(foreground=None)"
         )
 
 

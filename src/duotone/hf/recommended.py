@@ -167,8 +167,8 @@ def recommend(
 
 
 def calibrates(facts: ModelFacts) -> bool:
-    """True for a model whose pictures `duotone.calibrated` takes."""
-    return facts.is_multimodal and not facts.has_latents
+    """True for a model whose pictures `duotone.calibrated` takes, as spans in two parts."""
+    return facts.is_multimodal and not facts.has_latents and not any(facts.sliding)
 
 
 def say_once(chosen: Recommendation, facts: ModelFacts) -> None:
