@@ -30,7 +30,7 @@ from .kept import folder_of, read, writing
 from .moments import output_weight
 from .run import check_settings
 from .settings import TEXT_BITS, Settings
-from .whole import End, data_of_words, heldout_of, unseen, whole
+from .whole import End, data_of_words, heldout_of, silent, whole
 from .written import Written, never_written
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def calibrated(
     calibrated on. A text model needs that text alone. Both calibrations end with a comparison on
     samples that they did not use. A preset of as many true bits or less that is nearer to 16 bit
     takes the place. This is `duotone calibrate MODEL --text calibrated@2` (of a text model without
-    `--text`), with the seeds of the command. An 8B model takes 2.4
-    minutes on an H200, a small one some five on a CPU.
+    `--text`), with the seeds of the command. It takes some minutes.
 
     Files are kept: a second call with an unchanged model, processor and arguments reads them and
     returns at once. The spec names its bases by their paths, so the files must stay.
@@ -209,7 +208,7 @@ def _end(loaded: Loaded, asked: _Asked, out: Path, stage: Any) -> End:
 def _stages(progress: Progress | None) -> Callable[[str], AbstractContextManager[Any]]:
     """Stages that say how far they are."""
     if progress is None:
-        return unseen
+        return silent
 
     @contextmanager
     def stage(name: str) -> Iterator[Callable[[int, int], None]]:

@@ -41,7 +41,7 @@ Stage = Callable[[str], AbstractContextManager[Progress]]
 
 
 @contextmanager
-def unseen(stage: str) -> Iterator[Progress]:
+def silent(stage: str) -> Iterator[Progress]:
     """Show nothing of a stage."""
     yield lambda done, total: None
 
@@ -90,7 +90,7 @@ def data_of_words(
     data: CalibrationData,
     task: Written,
     sizes: Mapping[str, Any],
-    waiting: Callable[[str], AbstractContextManager[Any]] = unseen,
+    waiting: Callable[[str], AbstractContextManager[Any]] = silent,
 ) -> CalibrationData | None:
     """Data of text that is to be calibrated; None for other text, which the model can have.
 
@@ -117,7 +117,7 @@ def whole(
     *,
     name: str | None = None,
     keep_found: bool = False,
-    stage: Stage = unseen,
+    stage: Stage = silent,
 ) -> End:
     """Calibrate on `data`, then text on `written` where it has some, and put both together.
 
