@@ -12,6 +12,7 @@ from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.groups.family import GROUPS
 from duotone.attention.cuda.levels import search
 from duotone.attention.cuda.spans import pack as span_pack
+from duotone.attention.cuda.spans import searched
 from duotone.attention.cuda.spans.family import SPANS
 from duotone.attention.families import FAMILIES
 from duotone.attention.family import Family, Tokens
@@ -23,7 +24,12 @@ from duotone.quant import KVSpec, TensorSpec, quantize
 from duotone.quant.honours import Honours
 from toy_specs import DecodedTensor, StoredTensor
 
-HONOURS = [*(f.honours for f in FAMILIES), *(f.packs for f in FAMILIES if f.packs), search.HONOURS]
+HONOURS = [
+    *(f.honours for f in FAMILIES),
+    *(f.packs for f in FAMILIES if f.packs),
+    search.HONOURS,
+    searched.HONOURS,
+]
 
 
 @pytest.mark.parametrize("family", HONOURS, ids=lambda family: family.name)
@@ -60,6 +66,7 @@ DOORS = {
     "classes": (classed, lambda kv: reads(CLASSES, kv)),
     "triton": (plain, lambda kv: reads(TRITON, kv)),
     "packing spans": (plain, partial(reason_against, span_pack.check)),
+    "packing spans by levels": (plain, partial(reason_against, searched.check)),
     "packing groups": (grouped, partial(reason_against, group_pack.check)),
     "packing classes": (classed, partial(reason_against, class_pack.check)),
     "levels": (plain, lambda kv: reason_against(search.check, STATES, kv.key, BLOCK)),
@@ -111,7 +118,7 @@ def test_some_kernels_refuse_parameters_of_8_bits(family: Honours) -> None:
 
 def test_other_kernels_take_parameters_of_8_and_16_bits() -> None:
     spec = TensorSpec(2)
-    for honours in (CLASSES.honours, CLASSES.packs, search.HONOURS, SPANS.honours):
+    for honours in (CLASSES.honours, CLASSES.packs, search.HONOURS, searched.HONOURS):
         assert honours.refusal(spec.replace(param_dtype="float8")) is None
         assert "float32" in honours.refusal(spec.replace(param_dtype="float32"))
 

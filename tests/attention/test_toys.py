@@ -10,7 +10,7 @@ import duotone
 from duotone.attention import Shape, choice, decode_attention, plan, resolve
 from duotone.attention.cuda.spans.family import SPANS
 from duotone.attention.cuda.spans.layout import Records
-from duotone.attention.cuda.spans.pack import SpanLayout
+from duotone.attention.cuda.spans.stored import SpanLayout
 from duotone.attention.family import Family, Tokens
 from duotone.attention.refused import RefusedError
 from duotone.cache.packed import PackedTensor

@@ -1,6 +1,8 @@
 """Rules of layers, sharing across them, and the papers' bit counts."""
 
+import copy
 import json
+import pickle
 
 import pytest
 
@@ -22,6 +24,18 @@ def test_later_rules_win_and_others_keep_the_cache_s_policy() -> None:
     assert bits_of(spec, "value", 6) == [2, 1, 1, 2, 2, 2]
     assert spec.at_layer(0).layers == ()
     assert CacheSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_layers_alike_have_one_spec_of_their_own() -> None:
+    spec = STREAM.replace(layers=(LayerRule(1, 4, text=ONE), LayerRule(3, text=TWO)))
+    of_layers = [spec.at_layer(layer) for layer in range(6)]
+    assert of_layers[1] is of_layers[2] is spec.at_layer(1)
+    assert of_layers[4] is of_layers[5]
+    assert of_layers[0] == of_layers[3] == STREAM
+    fresh = CacheSpec.from_json(spec.to_json())
+    assert (fresh, hash(fresh), repr(fresh)) == (spec, hash(spec), repr(spec))
+    assert copy.deepcopy(spec) == pickle.loads(pickle.dumps(spec)) == spec
+    assert STREAM.at_layer(7) is STREAM
 
 
 def test_all_layers_flush_together() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -219,13 +220,24 @@ class CacheSpec(Record):
         return any(tensor.hybrid_at == "prefill" for tensor in self.tensors)
 
     def at_layer(self, layer: int) -> CacheSpec:
-        """Spec with the policies of one layer and no rules."""
+        """Spec with the policies of one layer and no rules; one object for layers alike."""
+        if not self.layers:
+            return self
+        numbers = tuple(n for n, rule in enumerate(self.layers) if rule.covers(layer))
+        if numbers not in self._by_rules:
+            self._by_rules[numbers] = self._ruled(numbers)
+        return self._by_rules[numbers]
+
+    @cached_property
+    def _by_rules(self) -> dict[tuple[int, ...], CacheSpec]:
+        return {}
+
+    def _ruled(self, numbers: tuple[int, ...]) -> CacheSpec:
         policies = {name: getattr(self, name) for name in RULED}
-        for rule in self.layers:
-            if rule.covers(layer):
-                own = {name: getattr(rule, name) for name in RULED}
-                policies |= {name: value for name, value in own.items() if value is not None}
-        return self.replace(**policies, layers=(), share=None) if self.layers else self
+        for rule in (self.layers[n] for n in numbers):
+            own = {name: getattr(rule, name) for name in RULED}
+            policies |= {name: value for name, value in own.items() if value is not None}
+        return self.replace(**policies, layers=(), share=None)
 
     def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
         """Layer whose codes of K or V `layer` reads in a model of `depth` layers."""

@@ -15,6 +15,8 @@ from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.levels import search as level_search
 from duotone.attention.cuda.levels.search import find_levels
 from duotone.attention.cuda.spans import pack as span_pack
+from duotone.attention.cuda.spans import searched
+from duotone.attention.cuda.spans.stored import SpanLayout
 from duotone.attention.refused import reason_against
 from duotone.quant.checks import NOT_FINITE, is_finite
 
@@ -44,9 +46,11 @@ def leave_out_launches(
         return levels
 
     def packed_spans(self, key, value, spec, piece):
-        if reason_against(span_pack.check, spec, key, value):
-            return None
-        return span_pack.span_pack(key, value, spec, piece)
+        if reason_against(span_pack.check, spec, key, value) is None:
+            return span_pack.span_pack(key, value, spec, piece)
+        if reason_against(searched.check, spec, key, value) is None:
+            return searched.searched_pack(key, value, spec, piece)
+        return None
 
     for module in (class_pack, small_levels, level_search, span_pack, group_pack):
         monkeypatch.setattr(module, "kernel", kernel)
@@ -57,10 +61,11 @@ def leave_out_launches(
     monkeypatch.setattr(span_pack, "counters", lambda device, count: (0, None))
     monkeypatch.setattr(group_pack, "has_kernels", lambda device: True)
     monkeypatch.setattr(group_pack, "shared_bytes", lambda device: 232448)
-    monkeypatch.setattr(class_pack, "sorted_levels", sorted_levels)
-    monkeypatch.setattr(class_pack, "stored_levels", small_levels.small_rows)
+    for module in (class_pack, searched):
+        monkeypatch.setattr(module, "sorted_levels", sorted_levels)
+        monkeypatch.setattr(module, "stored_levels", small_levels.small_rows)
     monkeypatch.setattr(
         class_stream.ClassLayout, "pack", lambda self, *given: class_stream.pack(*given)
     )
-    monkeypatch.setattr(span_pack.SpanLayout, "pack", packed_spans)
+    monkeypatch.setattr(SpanLayout, "pack", packed_spans)
     return names

@@ -8,11 +8,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.classes.pack import sorted_levels
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, operand_of
 from duotone.attention.cuda.groups.pack import group_pack
 from duotone.attention.cuda.groups.records import GroupRecords
 from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
 from duotone.attention.cuda.spans.pack import span_pack
+from duotone.attention.cuda.spans.searched import searched_pack
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.packing import pack_groups
@@ -226,7 +228,10 @@ def reference_tiles(case: GroupCase, key: Tensor, value: Tensor) -> list[Tensor 
 
 @dataclass(frozen=True)
 class SpanCase:
-    """Visual spans of ragged sequences. edges: offsets of each sequence's spans."""
+    """Visual spans of ragged sequences. edges: offsets of each sequence's spans.
+
+    levels: fields of K and of V whose levels are searched.
+    """
 
     edges: tuple[tuple[int, ...], ...] = ((0, 300, 431), (0, 100, 100))
     bits: tuple[int, int] = (1, 1)
@@ -236,18 +241,21 @@ class SpanCase:
     group: int | None = None
     offset: int = 0
     heads: int = 2
+    levels: tuple[tuple[tuple[str, object], ...], ...] = ((), ())
 
     def __str__(self) -> str:
         key, value = self.bits
         kind = str(self.dtype).removeprefix("torch.")
         more = {"shrink": self.shrink != 1, f"g{self.group}": self.group}
         more |= {f"offset{self.offset}": self.offset, f"n{self.edges[0][-1]}": True}
+        more |= {f"{name}{value}": True for name, value in self.levels[0]}
         flags = [name for name, wanted in more.items() if wanted]
         return "-".join([f"k{key}v{value}d{self.head_dim}{kind}", *flags])
 
     @property
     def spec(self) -> KVSpec:
-        return KVSpec(*(TensorSpec(b, group=self.group, shrink=self.shrink) for b in self.bits))
+        plain = (TensorSpec(b, group=self.group, shrink=self.shrink) for b in self.bits)
+        return KVSpec(*(x.replace(**dict(y)) for x, y in zip(plain, self.levels, strict=True)))
 
     @property
     def form(self) -> RecordFormat:
@@ -274,6 +282,23 @@ SPAN_CASES = [
 ]
 
 
+LLOYD = (("levels", "lloyd"),)
+BY_ENERGY = tuple(
+    (*LLOYD, ("energy", energy), ("gain", gain), ("param_dtype", "float8"))
+    for energy, gain in ((1.0, "fit"), (1.5, 1.1))
+)
+SEARCHED_CASES = [
+    SpanCase(bits=(4, 2), levels=BY_ENERGY),
+    SpanCase(bits=(2, 1), levels=BY_ENERGY[::-1], head_dim=64),
+    SpanCase(bits=(4, 4), levels=(LLOYD, LLOYD), dtype=FP16),
+    SpanCase(bits=(1, 1), levels=((("gain", 1.3),), LLOYD), head_dim=96, offset=1),
+    SpanCase(bits=(2, 4), levels=BY_ENERGY, head_dim=80, dtype=FP32),
+    SpanCase(((0, 700), (0, 333)), (2, 1), 64, group=128, levels=BY_ENERGY),
+    SpanCase(((0, 111), (0, 0), (0, 63)), (4, 1), 64, levels=(LLOYD, ()), shrink=0.9),
+    SpanCase(((0, *(100 * i for i in range(1, 41))),), (1, 2), 32, heads=1, levels=BY_ENERGY),
+]
+
+
 def run_spans(case: SpanCase, seed: int = 0) -> tuple[PackedPair, PackedPair]:
     """(pair of the kernel, pair of torch): the taken tokens lie anywhere in wider K and V."""
     torch.manual_seed(seed)
@@ -284,7 +309,20 @@ def run_spans(case: SpanCase, seed: int = 0) -> tuple[PackedPair, PackedPair]:
     piece = taken_anywhere(offsets, shape[2])
     expected = PackedPair.pack(key, value, case.spec, piece).laid_out(span_layout)
     assert expected.records is not None
-    return span_pack(key, value, case.spec, piece), expected
+    if case.levels == ((), ()):
+        return span_pack(key, value, case.spec, piece), expected
+    if key.is_cuda:
+        expected = by_levels_of_kernels(key, value, case.spec, piece)
+    return searched_pack(key, value, case.spec, piece), expected
+
+
+def by_levels_of_kernels(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair:
+    """Records that torch makes by the levels that kernels find on a GPU."""
+    pair = []
+    for x, of in ((key, spec.key), (value, spec.value)):
+        taken = piece.take.apply(x)
+        pair.append(sorted_levels(taken, of, piece.spans, x.shape[3]).packed(taken, of))
+    return PackedPair(*pair).laid_out(span_layout)
 
 
 def taken_anywhere(offsets: Tensor, tokens: int) -> Piece:
@@ -297,6 +335,7 @@ def taken_anywhere(offsets: Tensor, tokens: int) -> Piece:
 
 def assert_same_pair(actual: PackedPair, expected: PackedPair) -> None:
     """Every byte and parameter, and what describes them."""
+    assert actual.records.format == expected.records.format
     assert torch.equal(actual.records.first, expected.records.first)
     assert actual.records.data.shape == expected.records.data.shape
     assert torch.equal(actual.records.data, expected.records.data)

@@ -16,6 +16,7 @@ IN_BASIS = KVSpec(PARTS.visual.key.replace(transform="hadamard"), PARTS.visual.v
 PLAIN = KVSpec(TensorSpec(2), TensorSpec(2))
 SPECS = {
     "parts": PARTS,  # its first layer has a rule for its back
+    "two bits": WIDER,
     "first layer": PARTS.replace(layers=(FIRST,)),
     "basis": PARTS.replace(visual=IN_BASIS),
     "spans": PARTS.replace(visual=PLAIN, background=PLAIN, layers=()),

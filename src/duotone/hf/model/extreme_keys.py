@@ -54,7 +54,7 @@ def with_wide_parameters(model: PreTrainedModel, facts: ModelFacts, spec: CacheS
     """
     small = [place for place in range(facts.layers) if _small_policies(spec, place)]
     wide = [
-        LayerRule(place, place + 1, **_small_policies(spec, place))
+        LayerRule(place, place + 1, **_wide_policies(spec, place))
         for place in _extreme(model, facts, spec, small)
     ]
     return spec.replace(layers=(*spec.layers, *wide)) if wide else spec
@@ -79,13 +79,21 @@ def _extreme(
 
 
 def _small_policies(spec: CacheSpec, layer: int) -> dict[str, KVSpec]:
-    """{name: policy in 16 bits} of those of a layer whose K has parameters of 8 bits."""
+    """{name: policy} of those of a layer whose K has parameters of 8 bits."""
     own = spec.at_layer(layer)
     policies = {name: getattr(own, name) for name in RULED}
     return {
-        name: KVSpec(*(x.replace(param_dtype="float16") for x in (each.key, each.value)))
+        name: each
         for name, each in policies.items()
         if isinstance(each, KVSpec) and each.key.param_dtype == "float8"
+    }
+
+
+def _wide_policies(spec: CacheSpec, layer: int) -> dict[str, KVSpec]:
+    """`_small_policies` in 16 bits."""
+    return {
+        name: KVSpec(*(x.replace(param_dtype="float16") for x in (each.key, each.value)))
+        for name, each in _small_policies(spec, layer).items()
     }
 
 

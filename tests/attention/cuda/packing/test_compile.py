@@ -20,6 +20,7 @@ from duotone.attention.cuda.spans import held as span_held
 from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans.held import Held, held
 from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
+from duotone.attention.cuda.spans.stored import SpanLayout
 from duotone.attention.plan import Shape, resolve
 from duotone.attention.refused import RefusedError
 from duotone.cache import LayerStore, Ledger
@@ -283,7 +284,7 @@ def test_bounds_are_split_where_the_device_would_be_idle() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "packer"),
-    [(SpanCase().spec, span_pack.SpanLayout), (CLASS_CASES[0].spec, class_stream.ClassLayout)],
+    [(SpanCase().spec, SpanLayout), (CLASS_CASES[0].spec, class_stream.ClassLayout)],
     ids=["one width", "classes"],
 )
 def test_visual_tokens_are_packed_by_what_their_widths_need(spec, packer) -> None:

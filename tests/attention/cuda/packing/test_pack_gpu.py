@@ -21,7 +21,7 @@ from duotone.attention.cuda.spans import held as span_held
 from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans.held import Held
 from duotone.attention.cuda.spans.layout import span_layout
-from duotone.attention.cuda.spans.pack import SpanLayout
+from duotone.attention.cuda.spans.stored import SpanLayout
 from duotone.attention.plan import Shape, resolve
 from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable, LayerStore, Ledger, PackedTensor
@@ -34,15 +34,19 @@ from cases import CALIBRATED
 from pack_cases import (
     APART_CASES,
     BF16,
+    FP16,
     GROUP_CASES,
     LARGE_CASES,
+    SEARCHED_CASES,
     SPAN_CASES,
     GroupCase,
     SpanCase,
     assert_same_pair,
+    by_levels_of_kernels,
     kivi,
     run_groups,
     run_spans,
+    taken_anywhere,
 )
 
 pytestmark = NEEDS_KERNELS
@@ -150,6 +154,33 @@ def test_long_spans_are_held_or_split_and_merged(lengths, once, bits, sources) -
         assert_same_pair(*run_spans(SpanCase(edges, bits, heads=4), seed))
         assert sources == ([span_held.SOURCE] if once else TWICE)
         sources.clear()
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", SEARCHED_CASES, ids=str)
+def test_spans_with_searched_levels(case, sources) -> None:
+    for seed in range(2):
+        assert_same_pair(*run_spans(case, seed))
+    assert sources == [span_pack.SOURCE] * 2
+
+
+def test_a_cache_searches_levels_without_torch(monkeypatch) -> None:
+    case = SEARCHED_CASES[0]
+    key, value = (torch.randn(2, 2, 500, 128, device="cuda", dtype=BF16) for _ in range(2))
+    piece = taken_anywhere(torch.tensor(case.edges, device="cuda"), 500)
+    expected = by_levels_of_kernels(key, value, case.spec, piece)
+    for name in ("cache.pair.pack_tensor", "attention.cuda.classes.pack.torch_levels"):
+        monkeypatch.delattr(f"duotone.{name}")
+    assert_same_pair(SpanLayout().pack(key, value, case.spec, piece), expected)
+
+
+def test_searched_levels_that_are_not_finite_raise_as_torch_does() -> None:
+    case = SEARCHED_CASES[2]
+    key, value = (torch.randn(2, 2, 500, 128, device="cuda", dtype=FP16) for _ in range(2))
+    piece = taken_anywhere(torch.tensor(case.edges, device="cuda"), 500)
+    key[0, 1, piece.take.index[0, 77], 3] = float("nan")
+    with pytest.raises(ValueError, match="only finite values"):
+        SpanLayout().pack(key, value, case.spec, piece)
 
 
 def test_a_captured_span_is_packed_from_what_is_there_at_replay(sources) -> None:

@@ -26,6 +26,7 @@ from pack_cases import (
     BF16,
     GROUP_CASES,
     LARGE_CASES,
+    SEARCHED_CASES,
     SPAN_CASES,
     assert_same_pair,
     kivi,
@@ -54,6 +55,17 @@ def test_spans(case, launches, monkeypatch, folder) -> None:
     at = Held(1, -(-case.longest // TILE_TOKENS)) if launches == "once" else None
     monkeypatch.setattr(span_pack, "held", lambda *_: at)
     assert_same_pair(*run_spans(case))
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", SEARCHED_CASES, ids=str)
+def test_spans_with_searched_levels(case, monkeypatch, folder) -> None:
+    run_on_cpu(span_pack, monkeypatch, folder)
+    actual, expected = run_spans(case)
+    assert_same_pair(actual, expected)
+    actual.records.data[0, 0, 0, 7] ^= 1
+    with pytest.raises(AssertionError):
+        assert_same_pair(actual, expected)
 
 
 @pytest.mark.usefixtures("poison")

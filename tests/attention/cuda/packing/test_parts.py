@@ -1,18 +1,29 @@
 """Host code of packing pictures in two parts, without a GPU: nothing is launched."""
 
 import pytest
+import torch
 from no_launches import leave_out_launches
 from no_questions import NoQuestions
 from parts_cases import LAYERS, PROMPTS, SPECS, Prompt
 
 # Operations of torch in a layer that make no view: room for results counts, launches do not.
-MOST = {"parts": 54, "first layer": 54, "basis": 64, "spans": 26}
+MOST = {"parts": 54, "two bits": 54, "first layer": 54, "basis": 64, "spans": 26}
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of kernels that would have been launched, by the host code of CUDA tensors."""
     return leave_out_launches(monkeypatch)
+
+
+def test_a_back_of_one_width_is_packed_by_kernels(launches) -> None:
+    """In the first layer of the preset of 2 bits; its levels are searched as others' are."""
+    prompt = Prompt(SPECS["two bits"], "one")
+    prompt.apply(range(1))
+    back = prompt.stores[0].background
+    assert launches.count("class_pack") == launches.count("span_pack") == 1
+    assert launches.count("level_search") == 4
+    assert (back.records.format.small, back.key.scale.dtype) == (True, torch.uint8)
 
 
 @pytest.mark.parametrize("name", PROMPTS)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.shared.of_records import OfRecords
 from duotone.attention.cuda.spans import decode, layout, pack
+from duotone.attention.cuda.spans.stored import SpanLayout
 from duotone.attention.family import Family, Tokens
 from duotone.attention.refused import RefusedError
 from duotone.cache.segments import PackedSegment
@@ -27,5 +28,5 @@ SPANS = Family(
     at_call=_at_call,
     packs=pack.HONOURS,
     task=decode.span_task,
-    layout=pack.SpanLayout(),
+    layout=SpanLayout(),
 )

@@ -8,6 +8,7 @@ parameters equal theirs (but for the sign of a zero).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -23,7 +24,7 @@ from duotone.attention.cuda.packing.inputs import (
     tile_bytes,
 )
 from duotone.attention.cuda.shared.counters import counters
-from duotone.attention.cuda.shared.filling import filled_tiles, fitted, has_records
+from duotone.attention.cuda.shared.filling import filled_tiles, fitted
 from duotone.attention.cuda.shared.geometry import max_cluster, multiprocessors, shared_bytes
 from duotone.attention.cuda.shared.runtime import Kernel, Launch, kernel
 from duotone.attention.cuda.shared.tables import once_per_table
@@ -36,14 +37,12 @@ from duotone.attention.cuda.spans.layout import (
     RecordFormat,
     Records,
     format_of,
-    span_layout,
 )
 from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec
-from duotone.quant.checks import NOT_FINITE, is_finite
 from duotone.quant.honours import Honours
 
 HONOURS = Honours.of("packing kernels of spans", {"bits", "group", "shrink"}, WIDTHS, True)
@@ -69,37 +68,15 @@ class Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
-class SpanLayout:
-    """Layout of visual spans in a cache on CUDA (`cache.pair.Layout`)."""
-
-    def __call__(self, key: PackedTensor, value: PackedTensor) -> Records | None:
-        """The records of K and V that are packed already."""
-        return span_layout(key, value)
-
-    def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
-        """Quantize dense K and V into records; None where torch has to, or to raise."""
-        blocks = piece.spans.split(spec.key.group)
-        if not key.is_cuda or reason_against(check, spec, key, value):
-            return None
-        if not has_records(_format(spec, key), blocks):
-            return None
-        pair = span_pack(key, value, spec, piece)
-        return pair if is_finite(_total(pair), NOT_FINITE) else None
-
-
-def check(spec: KVSpec, *states: Tensor) -> None:
+def check(spec: KVSpec, *states: Tensor, honours: Honours = HONOURS) -> None:
     """Raise `RefusedError` for specs of spans, or for K and V, that no kernel packs."""
-    check_honoured(HONOURS, spec.key, spec.value)
+    check_honoured(honours, spec.key, spec.value)
     if spec.key.group != spec.value.group:
         raise RefusedError(
             f"K and V must share their groups; got {spec.key.group} and {spec.value.group}"
         )
     format_of(spec.key, spec.value, (0, 0))
     check_readable(*states)
-
-
-def _format(spec: KVSpec, key: Tensor) -> RecordFormat:
-    return RecordFormat(key.shape[3], spec.key.bits, spec.value.bits)
 
 
 def span_pack(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair:
@@ -112,14 +89,12 @@ def span_pack(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedP
     if reason := reason_against(check, spec, key, value):
         raise ValueError(f"{reason}. Use PackedPair.pack.")
     blocks = piece.spans.split(spec.key.group)
-    form = fitted(_format(spec, key), blocks)
-    first, per_head = places(blocks, form.tokens)
     batch, heads, _, channels = key.shape
     shape = (4, batch, heads, blocks.blocks, channels)
     params = torch.empty(shape, dtype=torch.float16, device=key.device)
-    data = torch.empty((batch, heads, per_head, form.nbytes), dtype=torch.uint8, device=key.device)
-    records = Records(form, data, first)
-    _launch(key, value, spec, piece, blocks, records, params)
+    records = empty_records(key, spec, blocks)
+    given = arguments(key, value, spec, piece, blocks, records, params)
+    _launch(given, records, key, value, blocks)
     tensors = [
         PackedTensor(tensor, channels, key.dtype, blocks, None, scale, zero)
         for tensor, scale, zero in zip(
@@ -129,43 +104,71 @@ def span_pack(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedP
     return PackedPair(*tensors, records)
 
 
-def _launch(
+def empty_records(key: Tensor, spec: KVSpec, blocks: BlockTable) -> Records:
+    """Room for the codes of blocks of tokens. The host waits once per table."""
+    batch, heads, _, channels = key.shape
+    form = fitted(format_of(spec.key, spec.value, (channels, channels)), blocks)
+    first, per_head = places(blocks, form.tokens)
+    data = torch.empty((batch, heads, per_head, form.nbytes), dtype=torch.uint8, device=key.device)
+    return Records(form, data, first)
+
+
+def arguments(
     key: Tensor,
     value: Tensor,
     spec: KVSpec,
     piece: Piece,
     blocks: BlockTable,
     records: Records,
-    params: Tensor,
-) -> None:
-    batch, heads, per_head, _ = records.data.shape
-    rows = 2 * batch * heads * blocks.blocks
-    if not rows:
-        return
+    params: Sequence[Tensor],
+) -> Arguments:
+    """Arguments of all launches. params: K's scales and zero-points, then V's."""
     index, offsets = piece.take.index.contiguous(), blocks.offsets.contiguous()
+    names = ("k_scale", "k_zero", "v_scale", "v_zero")
     given = Arguments(
         key=dense(key),
         value=dense(value),
         **{name: x.data_ptr() for name, x in (
             ("index", index), ("offsets", offsets), ("first_packed_tiles", records.first),
-            ("k_scale", params[0]), ("k_zero", params[1]),
-            ("v_scale", params[2]), ("v_zero", params[3]), ("packed_tiles", records.data),
+            *zip(names, params, strict=True), ("packed_tiles", records.data),
         )},
-        kv_heads=heads,
+        kv_heads=key.shape[1],
         taken=index.shape[1],
         blocks=blocks.blocks,
-        packed_tiles_per_head=per_head,
+        packed_tiles_per_head=records.data.shape[2],
         k_shrink=spec.key.shrink,
         v_shrink=spec.value.shrink,
     )  # fmt: skip
-    macros = common_macros(records.format, key.dtype, min(alignment(key), alignment(value)))
+    given.kept = (index, offsets)  # alive until the launches
+    return given
+
+
+def pack_codes(given: Arguments, records: Records, key: Tensor, value: Tensor) -> None:
+    """Write the codes by levels that `given` has. Nothing here waits for the device."""
+    macros = _common_macros(records, key, value) | twice_macros(records.format, key.dtype)
+    batch, heads, per_head, _ = records.data.shape
+    blocks = 2 * batch * heads * -(-per_head * records.format.tiles // WARPS)
+    if blocks:
+        at = Launch(blocks, WARPS * LANES, WARPS * macros["WARP_SHARED_BYTES"])
+        with torch.cuda.device(key.device):
+            kernel(SOURCE, "span_pack", tuple(macros.items()), key.device)(at, given)
+
+
+def _launch(
+    given: Arguments, records: Records, key: Tensor, value: Tensor, blocks: BlockTable
+) -> None:
+    rows = 2 * key.shape[0] * key.shape[1] * blocks.blocks
+    if not rows:
+        return
+    macros = _common_macros(records, key, value)
     with torch.cuda.device(key.device):
         at = _held(key, records.format, blocks, rows, macros)
         if at is not None:
             function, launch = _once(at, records.format, key.dtype, rows, macros, key.device)
             function(launch, given)
-        else:
-            _launch_twice(given, records, key, rows, blocks.longest, macros)
+            return
+        _find_bounds(given, records.format, key, rows, blocks.longest, macros)
+    pack_codes(given, records, key, value)
 
 
 def _held(
@@ -196,9 +199,9 @@ def _once(
     return function, Launch(rows * at.cluster, threads, nbytes, cluster=at.cluster)
 
 
-def _launch_twice(
+def _find_bounds(
     given: Arguments,
-    records: Records,
+    form: RecordFormat,
     key: Tensor,
     rows: int,
     longest: int,
@@ -208,21 +211,18 @@ def _launch_twice(
     partial = key.new_empty(rows * given.splits * 2 * key.shape[3], dtype=torch.float32)
     given.partial = partial.data_ptr()
     given.counters, _zeros = counters(key.device, rows)
-    macros = macros | twice_macros(records.format, key.dtype)
-    batch, heads, per_head, _ = records.data.shape
-    packing = 2 * batch * heads * -(-per_head * records.format.tiles // WARPS)
-    launches = {
-        "span_bounds": Launch(rows * given.splits, THREADS, 0),
-        "span_pack": Launch(packing, WARPS * LANES, WARPS * macros["WARP_SHARED_BYTES"]),
-    }
-    for name, at in launches.items():
-        if at.blocks:
-            kernel(SOURCE, name, tuple(macros.items()), key.device)(at, given)
+    macros = macros | twice_macros(form, key.dtype)
+    at = Launch(rows * given.splits, THREADS, 0)
+    kernel(SOURCE, "span_bounds", tuple(macros.items()), key.device)(at, given)
 
 
 def macros_of(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
     """Macros of spans/pack.cu."""
     return common_macros(form, dtype, align) | twice_macros(form, dtype)
+
+
+def _common_macros(records: Records, key: Tensor, value: Tensor) -> dict[str, int]:
+    return common_macros(records.format, key.dtype, min(alignment(key), alignment(value)))
 
 
 def common_macros(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
@@ -265,7 +265,8 @@ def splits_of(longest: int, rows: int, sms: int) -> int:
     return max(1, min(wanted, longest // MIN_SPLIT_TOKENS))
 
 
-def _total(pair: PackedPair) -> Float[Tensor, ""]:
+def total(pair: PackedPair) -> Float[Tensor, ""]:
+    """Sum of all scales and zero-points; finite if all of them are."""
     params = (pair.key.scale, pair.key.zero_point, pair.value.scale, pair.value.zero_point)
     return torch.stack(params).sum(dtype=torch.float32)
 

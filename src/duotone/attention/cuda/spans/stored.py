@@ -1,0 +1,39 @@
+"""Layout of visual spans in a cache: the kernels that pack them, or torch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from duotone.attention.cuda.shared.filling import has_records
+from duotone.attention.cuda.spans import searched
+from duotone.attention.cuda.spans.layout import Records, format_of, span_layout
+from duotone.attention.cuda.spans.pack import check, span_pack, total
+from duotone.attention.refused import reason_against
+from duotone.cache import PackedTensor
+from duotone.cache.ledger import Piece
+from duotone.cache.pair import PackedPair
+from duotone.quant import KVSpec
+from duotone.quant.checks import NOT_FINITE, is_finite
+
+
+class SpanLayout:
+    """Layout of visual spans in a cache on CUDA (`cache.pair.Layout`)."""
+
+    def __call__(self, key: PackedTensor, value: PackedTensor) -> Records | None:
+        """The records of K and V that are packed already."""
+        return span_layout(key, value)
+
+    def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
+        """Quantize dense K and V into records; None where torch has to, or to raise."""
+        if not key.is_cuda:
+            return None
+        is_plain = reason_against(check, spec, key, value) is None
+        if not is_plain and reason_against(searched.check, spec, key, value):
+            return None
+        form = format_of(spec.key, spec.value, (key.shape[3], value.shape[3]))
+        if not has_records(form, piece.spans.split(spec.key.group)):
+            return None
+        if not is_plain:
+            return searched.searched_pack(key, value, spec, piece)
+        pair = span_pack(key, value, spec, piece)
+        return pair if is_finite(total(pair), NOT_FINITE) else None
