@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from duotone.defaults import PICTURES
+from duotone.defaults import CONVERSATIONS, PICTURES
 from duotone.report.markdown import Result, markdown_table, source
 
 PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
@@ -79,7 +79,7 @@ def generate_summary(results: Sequence[Result]) -> str:
 
 
 def summarized(result: Result) -> dict[str, Any] | None:
-    """Plain rows against the first of `enable`; None where one of both was not measured.
+    """Plain rows against one of `enable`, its own choice if there; None where one is missing.
 
     ms: of a token, of plain, of the compiled static cache (or None), of `enable`, and of `enable`
     on quantized weights (or None). recipe: of these weights, or None. gb: of the caches of plain
@@ -90,7 +90,8 @@ def summarized(result: Result) -> dict[str, Any] | None:
     ours = [row for row in rows.values() if "graph_bytes" in row]
     if not plain or not ours:
         return None
-    mine = next((row for row in ours if row["row"] == PICTURES), ours[0])
+    preferred = [rows[name] for name in (CONVERSATIONS, PICTURES) if name in rows]
+    mine = (preferred or ours)[0]
     coded = next(
         (row for row in ours if row["row"] == f"{mine['row']}, {row.get('weights')}"), None
     )
