@@ -286,11 +286,14 @@ def model_inputs(model: Any, batch: Batch) -> dict[str, Tensor]:
         return given
     if kind.startswith(PATCHED):
         return given | _qwen_inputs(model, batch)
-    return given | {"pixel_values": batch.pixels.flatten(0, 1)}
+    pixels = batch.pixels if kind == "smolvlm" else batch.pixels.flatten(0, 1)
+    return given | {"pixel_values": pixels}
 
 
 def feature_module(model: Any) -> torch.nn.Module:
     """Return the module whose output is the visual tokens in order, to hook it."""
     if model.config.model_type.startswith(PATCHED):
         return model.model.visual.merger
+    if model.config.model_type == "smolvlm":
+        return model.model.connector
     return model.model.multi_modal_projector

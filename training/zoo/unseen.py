@@ -85,6 +85,37 @@ def qwen35(side: int) -> Any:
     )
 
 
+def smolvlm(side: int) -> Any:
+    """Return SmolVLM: pixel shuffle, a picture in several spans, a Llama with 3 queries a head."""
+    text = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 10}
+    text |= {"num_attention_heads": 6, "num_key_value_heads": 2}
+    return transformers.SmolVLMConfig(
+        vision_config=tower(side, 192, PATCH, model_type="smolvlm_vision"),
+        text_config={**TEXT, **text, "model_type": "llama", "head_dim": 64},
+        image_token_id=IMAGE,
+        scale_factor=2,
+        tie_word_embeddings=True,
+    )
+
+
+def llava_phi(side: int) -> Any:
+    """Return LLaVA with a Phi: MLPs beside attention, biases, positions in half of the channels."""
+    positions = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    return transformers.LlavaConfig(
+        vision_config=tower(side, 192, CELL, model_type="clip_vision_model"),
+        text_config={
+            **TEXT,
+            "num_hidden_layers": 10,
+            "model_type": "phi",
+            "rope_parameters": positions,
+        },
+        image_token_index=IMAGE,
+        image_seq_length=side**2,
+        vision_feature_layer=-1,
+        tie_word_embeddings=True,
+    )
+
+
 UNSEEN = {
     member.name: member
     for member in (
@@ -111,6 +142,18 @@ UNSEEN = {
             qwen35,
             (Shape(32, 416, 9, 2), Shape(16, 384)),
             (Shape(48, 208, 9, 1), SHORT),
+        ),
+        Member(
+            "smolvlm",
+            smolvlm,
+            (Shape(32, 400, 8, 3), Shape(16, 384)),
+            (Shape(64, 160, 8, 1), SHORT),
+        ),
+        Member(
+            "llava-phi",
+            llava_phi,
+            (Shape(48, 272, 11, 1), Shape(24, 384)),
+            (Shape(48, 240, 11, 1), SHORT),
         ),
     )
 }
