@@ -66,8 +66,8 @@ FILES = {
         r"foreground must lie in \(0, 1\); got 1.0",
     ),
     "short-spans-in-front": (
-        data(PARTED, short_foreground=[128, 1.0]),
-        r"short_foreground must be \(tokens, share\), a share in \(0, 1\), or None; got",
+        data(PARTED, short_foreground=[128, 1.01]),
+        r"short_foreground must be \(tokens, share\), a share in \(0, 1\], or None; got",
     ),
     "no-multiple-in-front": (
         data(PARTED, foreground_multiple=0),

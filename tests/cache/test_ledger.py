@@ -183,6 +183,30 @@ def test_short_spans_have_a_share_of_their_own() -> None:
     assert [spec.foreground_of(size) for size in (0, 5, 7, 8, 10)] == [0, 1, 2, 5, 6]
 
 
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_short_spans_may_be_whole(multiple: int) -> None:
+    changes = {"short_foreground": (10, 1.0), "foreground_multiple": multiple}
+    spec = SPECS["background-runs"].replace(**changes)
+    shown = torch.tensor([[True] * 9 + [False] * 2 + [True] * 15, [True] * 4 + [False] * 22])
+    model = Model(spec)
+    model.step(shown, torch.ones_like(shown))
+    front = spec.foreground_of(15)
+    assert (spec.foreground_of(4), spec.foreground_of(9)) == (4, 9)
+    assert model.store.visual.key.blocks.offsets.tolist() == [[0, 9, 9 + front], [0, 4, 4]]
+    back = model.store.background.key.blocks
+    assert back.lengths.tolist() == [15 - front, 0]
+    assert [size for size in back.sizes[0].tolist() if size] == [15 - front]
+
+
+def test_no_background_is_stored_where_all_spans_are_whole() -> None:
+    spec = SPECS["background-runs"].replace(short_foreground=(10, 1.0))
+    shown = torch.ones(BATCH, 9, dtype=torch.bool)
+    model = Model(spec)
+    model.step(shown, shown)
+    assert model.store.visual.key.tokens == 9
+    assert model.store.background is None
+
+
 @pytest.mark.parametrize("share", [0.02, 0.4, 0.98])
 def test_long_spans_have_a_multiple_of_tokens_in_front(share: float) -> None:
     spec = SPECS["background-runs"].replace(foreground=share, foreground_multiple=4)

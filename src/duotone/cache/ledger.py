@@ -217,7 +217,8 @@ class Ledger:
             return torch.ceil(front).long()
         most = (sizes - 1) // multiple
         parts = torch.floor(front / multiple + 0.5).long().clamp_min(1).minimum(most)
-        return torch.where(sizes < 2 * multiple, torch.ceil(front).long(), multiple * parts)
+        is_exact = (sizes < 2 * multiple) | (share == 1)
+        return torch.where(is_exact, torch.ceil(front).long(), multiple * parts)
 
     def _spans(self, tokens: Tensor, lengths: Lengths, shown: Tensor) -> BlockTable:
         return runs(tokens, lengths, shown) if self.spec.ranges == "run" else single_block(lengths)

@@ -44,7 +44,8 @@ class CacheSpec(Record):
     background: KVSpec of the tokens of a visual span that stand out least, or None: `visual` is
         the policy of all. foreground: with a background, the share of a span's tokens that
         `visual` covers: the tokens that stand out most (`cache.saliency`). short_foreground:
-        (tokens, share) for spans of fewer tokens, or None: parameters are more of their bits.
+        (tokens, share) for spans of fewer tokens, or None: parameters are more of their bits. A
+        share of 1 divides none of these.
         foreground_multiple: spans of twice as many tokens or more have the nearest multiple of it
         in front, so that tiles of kernels are full.
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
@@ -152,16 +153,17 @@ class CacheSpec(Record):
             return
         pair = self.short_foreground
         ok = isinstance(pair, (tuple, list)) and len(pair) == 2
-        ok = ok and is_count(pair[0]) and is_number(pair[1]) and 0 < pair[1] < 1
-        rule = "short_foreground must be (tokens, share), a share in (0, 1), or None"
+        ok = ok and is_count(pair[0]) and is_number(pair[1]) and 0 < pair[1] <= 1
+        rule = "short_foreground must be (tokens, share), a share in (0, 1], or None"
         require(ok, rule, pair, "E.g. (128, 0.3) for spans of fewer than 128 tokens.")
         object.__setattr__(self, "short_foreground", tuple(pair))
 
     def foreground_of(self, tokens: int) -> int:
         """Tokens of a span's foreground: their share rounded up, or to the nearest multiple."""
         short, multiple = self.short_foreground, self.foreground_multiple
-        front = (short[1] if short and tokens < short[0] else self.foreground) * tokens
-        if multiple == 1 or tokens < 2 * multiple:
+        share = short[1] if short and tokens < short[0] else self.foreground
+        front = share * tokens
+        if multiple == 1 or tokens < 2 * multiple or share == 1:
             return math.ceil(front)
         most = (tokens - 1) // multiple
         return multiple * min(max(math.floor(front / multiple + 0.5), 1), most)

@@ -17,6 +17,7 @@ PLAIN = KVSpec(TensorSpec(2), TensorSpec(2))
 SPECS = {
     "parts": PARTS,  # its first layer has a rule for its back
     "two bits": WIDER,
+    "short ones whole": PARTS.replace(short_foreground=(600, 1.0)),  # one of "ragged"
     "first layer": PARTS.replace(layers=(FIRST,)),
     "basis": PARTS.replace(visual=IN_BASIS),
     "spans": PARTS.replace(visual=PLAIN, background=PLAIN, layers=()),

@@ -1,6 +1,7 @@
 """Visual spans in two parts, on real models: exact without rounding, and what must raise."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,6 +78,20 @@ def test_parts_have_their_own_bits_and_the_plan_counts_them(policy: str) -> None
     memory = cache.memory()
     assert memory.codes_bytes == planned.codes_bytes
     assert memory.params_bytes == planned.params_bytes
+
+
+def test_spans_that_stay_whole_are_those_without_a_background() -> None:
+    whole = SPECS["runs"].replace(short_foreground=(9, 1.0))
+    cache, given = filled(whole)
+    plain, _ = filled(SPECS["runs"].replace(background=None))
+    ids, mask = torch.tensor([[7, 8]]).expand(3, -1), given["attention_mask"]
+    ours, theirs = (next_logits(each, mask, ids) for each in (cache, plain))
+    assert logit_error(ours, theirs) < LOGIT_TOLERANCE
+    assert cache.layers[0].store.background is None
+    model, shape = tiny_model("internvl"), {"visual_tokens": 8, "images": 2}
+    planned = (duotone.plan(model, spec, **shape) for spec in (whole, plain.spec))
+    for found, expected in ((cache.memory(), plain.memory()), planned):
+        assert replace(found, nominal_bits=expected.nominal_bits) == expected
 
 
 def test_a_later_turn_sees_whole_spans() -> None:
