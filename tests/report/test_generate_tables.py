@@ -54,6 +54,19 @@ def test_the_summary_takes_the_faster_plain_row_and_the_preset() -> None:
     assert "tokens, duotone@1 | 18.0 | 7.0 | 0.20 | 0.03 |" in generate_summary([some])
 
 
+def test_the_summary_prefers_the_default_where_it_was_measured() -> None:
+    some = result()
+    of = {"of": CACHED, "cache_bytes": 29e6}
+    some["rows"].insert(1, row("kivi@2", 6.0, **of))
+    assert "tokens, duotone@1 | 21.0 | 7.0 |" in generate_summary([some])
+    some["rows"].append(row("duotone-mixed@4", 8.0, **of))
+    some["rows"].append(row("duotone-mixed@4, rtn-w4a8", 4.0, weights="rtn-w4a8", **of))
+    assert "duotone-mixed@4 | 21.0 | 8.0 | 4.0 |" in generate_summary([some])
+    failed = {"row": "duotone-mixed@4", "failed": True, "reason": "no memory"}
+    some["rows"] = [*some["rows"][:-2], failed]
+    assert "tokens, duotone@1 | 21.0 | 7.0 |" in generate_summary([some])
+
+
 def test_a_load_without_both_sides_is_left_out_of_the_summary() -> None:
     alone = result(8)
     alone["rows"] = alone["rows"][:1]

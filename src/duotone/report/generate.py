@@ -79,7 +79,7 @@ def generate_summary(results: Sequence[Result]) -> str:
 
 
 def summarized(result: Result) -> dict[str, Any] | None:
-    """Plain rows against one of `enable`, its own choice if there; None where one is missing.
+    """Plain rows against a row of `enable`: of its default, where measured. None without both.
 
     ms: of a token, of plain, of the compiled static cache (or None), of `enable`, and of `enable`
     on quantized weights (or None). recipe: of these weights, or None. gb: of the caches of plain
@@ -87,19 +87,19 @@ def summarized(result: Result) -> dict[str, Any] | None:
     """
     rows = rows_by_name(result)
     plain = [rows[name] for name in (PLAIN, NO_CUDNN) if name in rows]
-    ours = [row for row in rows.values() if "graph_bytes" in row]
+    ours = {name: row for name, row in rows.items() if "graph_bytes" in row}
     if not plain or not ours:
         return None
-    preferred = [rows[name] for name in (CONVERSATIONS, PICTURES) if name in rows]
-    mine = (preferred or ours)[0]
+    chosen = next(name for name in (CONVERSATIONS, PICTURES, *ours) if name in ours)
+    mine = ours[chosen]
     coded = next(
-        (row for row in ours if row["row"] == f"{mine['row']}, {row.get('weights')}"), None
+        (row for name, row in ours.items() if name == f"{chosen}, {row.get('weights')}"), None
     )
     static = rows.get(STATIC)
     return {
         "title": title(result),
         "device": result["device"],
-        "row": mine["row"],
+        "row": chosen,
         "recipe": None if coded is None else coded["weights"],
         "ms": (
             min(row["ms_per_token"] for row in plain),
