@@ -1,7 +1,7 @@
 """Quantize visual spans by levels that are searched: Lloyd's, gains and weights of tokens.
 
-The search reads K and V first (`levels.search`; torch finds what that does not cover). The second
-launch of `spans.pack` then writes their codes into records.
+The search reads K and V first (`levels.search`, or torch where it refuses). The second launch of
+`spans.pack` then writes their codes into records.
 
 The plain-torch reference is `PackedPair.pack`, then `layout.span_layout`; on a GPU all bytes equal
 those that torch writes by the same levels.
