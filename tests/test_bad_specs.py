@@ -69,6 +69,10 @@ FILES = {
         data(PARTED, short_foreground=[128, 1.01]),
         r"short_foreground must be \(tokens, share\), a share in \(0, 1\], or None; got",
     ),
+    "short-spans-in-falling-steps": (
+        data(PARTED, short_foreground=[[128, 1.0], [60, 0.1]]),
+        r"tokens of short_foreground must rise; got \[\[128, 1.0\], \[60, 0.1\]\]",
+    ),
     "no-multiple-in-front": (
         data(PARTED, foreground_multiple=0),
         "foreground_multiple must be an integer >= 1; got 0",

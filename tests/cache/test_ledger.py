@@ -198,6 +198,40 @@ def test_short_spans_may_be_whole(multiple: int) -> None:
     assert [size for size in back.sizes[0].tolist() if size] == [15 - front]
 
 
+STEPS = ((60, 0.08), (128, 1.0))
+
+
+@pytest.mark.parametrize("multiple", [1, 7, 64])
+@pytest.mark.parametrize(
+    "steps", [None, (60, 0.08), STEPS, ((2, 1.0), *STEPS, (500, 0.07), (599, 1))]
+)
+def test_every_size_has_the_foreground_of_the_spec(steps: object, multiple: int) -> None:
+    changes = {"short_foreground": steps, "foreground_multiple": multiple, "foreground": 0.37}
+    spec, sizes = SPECS["background-runs"].replace(**changes), torch.arange(1, 601)
+    ledger = Ledger(spec, BATCH, torch.device("cpu"))
+    expected = [spec.foreground_of(size) for size in sizes.tolist()]
+    assert ledger._in_front(sizes).tolist() == expected
+    assert ledger._in_front(sizes.view(2, 300)).flatten().tolist() == expected
+
+
+def test_spans_of_one_sequence_are_divided_in_steps() -> None:
+    changes = {"short_foreground": STEPS, "foreground_multiple": 64, "foreground": 0.37}
+    model = Model(SPECS["background-runs"].replace(**changes))
+    shown = torch.zeros(BATCH, 400, dtype=torch.bool)
+    for start, size in ((3, 49), (60, 64), (130, 256)):
+        shown[0, start : start + size] = True
+    shown[1, 10:74] = True
+    model.step(shown, torch.ones_like(shown))
+    model.check()
+    front, back = model.store.visual.key.blocks, model.store.background.key.blocks
+    assert front.offsets.tolist() == [[0, 4, 68, 132], [0, 64, 64, 64]]
+    assert back.lengths.tolist() == [45 + 192, 0]
+    assert [size for size in back.sizes[0].tolist() if size] == [45, 192]
+    one = torch.ones(BATCH, 1, dtype=torch.bool)
+    model.step(~one, one)
+    model.check()
+
+
 def test_no_background_is_stored_where_all_spans_are_whole() -> None:
     spec = SPECS["background-runs"].replace(short_foreground=(10, 1.0))
     shown = torch.ones(BATCH, 9, dtype=torch.bool)

@@ -80,6 +80,82 @@ def test_bad_cache_fields_raise(fields: dict[str, object], rule: str) -> None:
         CacheSpec(**fields)
 
 
+STEPS = ((60, 0.08), (128, 1.0))
+
+
+@pytest.mark.parametrize("pair", [(60, 0.08), [60, 0.08], ((60, 0.08),), [[60, 0.08]]])
+def test_one_pair_for_short_spans_is_kept_as_a_tuple_of_pairs(pair: object) -> None:
+    spec = CacheSpec(short_foreground=pair)
+    assert spec.short_foreground == spec.short_steps == ((60, 0.08),)
+    assert spec == CacheSpec(short_foreground=(60, 0.08))
+    assert json.loads(spec.to_json())["short_foreground"] == [60, 0.08]
+    assert CacheSpec.from_json(spec.to_json()) == spec.replace() == spec
+    assert hash(CacheSpec.from_json(spec.to_json())) == hash(spec)
+
+
+@pytest.mark.parametrize("steps", [STEPS, [list(step) for step in STEPS], [STEPS[0], [128, 1]]])
+def test_steps_for_short_spans_survive_json(steps: object) -> None:
+    spec = CacheSpec(short_foreground=steps)
+    assert spec.short_foreground == spec.short_steps == STEPS
+    assert json.loads(spec.to_json())["short_foreground"] == [[60, 0.08], [128, 1.0]]
+    assert CacheSpec.from_json(spec.to_json()) == spec.replace() == spec
+    assert hash(CacheSpec.from_json(spec.to_json())) == hash(spec)
+
+
+def test_no_pair_for_short_spans_stays_none() -> None:
+    spec = CacheSpec()
+    assert (spec.short_foreground, spec.short_steps) == (None, ())
+    assert spec.to_dict()["short_foreground"] is None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (),
+        60,
+        "60",
+        (60,),
+        (60, 0.08, 128),
+        (60, 0.08, 128, 1.0),
+        (0.08, 60),
+        (-1, 0.5),
+        (60, 0),
+        (60, 1.01),
+        (60, True),
+        ((60, 0.08), (128, 0.0)),
+        ((60, 0.08), (128, 1.5)),
+        ((60, 0.08), (128,)),
+        ((60, 0.08), 128),
+        ((60, 0.08), None),
+        ((),),
+        (60, (128, 1.0)),
+        {60: 0.08},
+    ],
+)
+def test_what_is_no_pairs_for_short_spans_is_refused(bad: object) -> None:
+    rule = r"short_foreground must be \(tokens, share\), a share in \(0, 1\], or None; got .*"
+    with pytest.raises(ValueError, match=rule + "or a tuple of such pairs"):
+        CacheSpec(short_foreground=bad)
+
+
+@pytest.mark.parametrize(
+    "bad", [((128, 1.0), (60, 0.08)), ((60, 0.08), (60, 1.0)), (*STEPS, (99, 1))]
+)
+def test_tokens_of_steps_for_short_spans_rise(bad: object) -> None:
+    rule = r"tokens of short_foreground must rise; got \(.*The first pair whose tokens exceed"
+    with pytest.raises(ValueError, match=rule):
+        CacheSpec(short_foreground=bad)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "front"),
+    [(1, 1), (49, 4), (59, 5), (60, 60), (64, 64), (127, 127), (128, 64), (256, 128), (300, 128)],
+)
+def test_the_first_step_above_a_spans_tokens_says_its_share(tokens: int, front: int) -> None:
+    spec = CacheSpec(short_foreground=STEPS, foreground=0.4, foreground_multiple=64)
+    assert spec.foreground_of(tokens) == front
+
+
 def test_unknown_schemes_name_their_neighbours() -> None:
     with pytest.raises(ValueError, match="Did you mean calibquant"):
         duotone.scheme("calibquand")

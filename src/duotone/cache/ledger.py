@@ -209,8 +209,8 @@ class Ledger:
     def _in_front(self, sizes: Tensor) -> Tensor:
         """Tokens of the foreground, as `CacheSpec.foreground_of`."""
         share = torch.full_like(sizes, self.spec.foreground, dtype=torch.float64)
-        if self.spec.short_foreground is not None:
-            fewer, short = self.spec.short_foreground
+        # The first pair that fits is filled in last.
+        for fewer, short in reversed(self.spec.short_steps):
             share = share.masked_fill(sizes < fewer, short)
         front, multiple = share * sizes, self.spec.foreground_multiple
         if multiple == 1:

@@ -33,6 +33,9 @@ from duotone.quant.spec_base import (
 )
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
 
+# Pairs (tokens, share) for spans of fewer tokens, with rising tokens.
+Steps = tuple[tuple[int, float], ...]
+
 
 @dataclass(frozen=True)
 class CacheSpec(Record):
@@ -45,7 +48,8 @@ class CacheSpec(Record):
         the policy of all. foreground: with a background, the share of a span's tokens that
         `visual` covers: the tokens that stand out most (`cache.saliency`). short_foreground:
         (tokens, share) for spans of fewer tokens, or None: parameters are more of their bits. A
-        share of 1 divides none of these.
+        share of 1 divides none of these. Several such pairs have rising tokens, and the first one
+        whose tokens exceed a span's counts: ((60, 0.08), (128, 1.0)). One is kept as ((60, 0.08),).
         foreground_multiple: spans of twice as many tokens or more have the nearest multiple of it
         in front, so that tiles of kernels are full.
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
@@ -75,7 +79,7 @@ class CacheSpec(Record):
     text: KVSpec | Literal["dense"] = of_policy("dense")
     background: KVSpec | None = of_policy(None)
     foreground: float = of_policy(0.5)
-    short_foreground: tuple[int, float] | None = of_policy(None)
+    short_foreground: Steps | tuple[int, float] | None = of_policy(None)
     foreground_multiple: int = of_policy(1)
     sink: int = of_policy(0)
     recent: int = of_policy(0)
@@ -87,6 +91,11 @@ class CacheSpec(Record):
     layers: tuple[LayerRule, ...] = of_policy(())
     share: Sharing | None = decoded(None)
     evict: Eviction | None = of_policy(None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON-safe data; one pair of `short_foreground` stands alone."""
+        data, short = super().to_dict(), self.short_steps
+        return data | {"short_foreground": short[0]} if len(short) == 1 else data
 
     @classmethod
     def _of_folder(cls, data: Any, folder: Path) -> Any:
@@ -151,17 +160,29 @@ class CacheSpec(Record):
     def _normalise_short_foreground(self) -> None:
         if self.short_foreground is None:
             return
-        pair = self.short_foreground
-        ok = isinstance(pair, (tuple, list)) and len(pair) == 2
-        ok = ok and is_count(pair[0]) and is_number(pair[1]) and 0 < pair[1] <= 1
+        given: Any = self.short_foreground
+        ok = isinstance(given, (tuple, list)) and len(given) > 0
+        pairs = given if ok and isinstance(given[0], (tuple, list)) else (given,)
         rule = "short_foreground must be (tokens, share), a share in (0, 1], or None"
-        require(ok, rule, pair, "E.g. (128, 0.3) for spans of fewer than 128 tokens.")
-        object.__setattr__(self, "short_foreground", tuple(pair))
+        remedy = "E.g. (128, 0.3) for spans of fewer than 128 tokens, or a tuple of such pairs."
+        require(all(_is_step(pair) for pair in pairs), rule, given, remedy)
+        ok = all(before[0] < after[0] for before, after in pairwise(pairs))
+        remedy = "The first pair whose tokens exceed a span's counts."
+        require(ok, "tokens of short_foreground must rise", given, remedy)
+        object.__setattr__(self, "short_foreground", tuple(tuple(pair) for pair in pairs))
+
+    @property
+    def short_steps(self) -> Steps:
+        """Pairs of `short_foreground`; () for None."""
+        return self.short_foreground or ()  # type: ignore[return-value]
+
+    def _share_in_front(self, tokens: int) -> float:
+        shares = (share for fewer, share in self.short_steps if tokens < fewer)
+        return next(shares, self.foreground)
 
     def foreground_of(self, tokens: int) -> int:
         """Tokens of a span's foreground: their share rounded up, or to the nearest multiple."""
-        short, multiple = self.short_foreground, self.foreground_multiple
-        share = short[1] if short and tokens < short[0] else self.foreground
+        share, multiple = self._share_in_front(tokens), self.foreground_multiple
         front = share * tokens
         if multiple == 1 or tokens < 2 * multiple or share == 1:
             return math.ceil(front)
@@ -310,6 +331,11 @@ class CacheSpec(Record):
             return bits
         back = getattr(self.background, which).nominal_bits
         return self.foreground * bits + (1 - self.foreground) * back
+
+
+def _is_step(pair: Any) -> bool:
+    ok = isinstance(pair, (tuple, list)) and len(pair) == 2
+    return ok and is_count(pair[0]) and is_number(pair[1]) and 0 < pair[1] <= 1
 
 
 def _check_text_groups(policy: KVSpec | str | None) -> None:

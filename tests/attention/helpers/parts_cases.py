@@ -18,6 +18,7 @@ SPECS = {
     "parts": PARTS,  # its first layer has a rule for its back
     "two bits": WIDER,
     "short ones whole": PARTS.replace(short_foreground=(600, 1.0)),  # one of "ragged"
+    "short ones in steps": PARTS.replace(short_foreground=((600, 1.0), (800, 0.2))),  # "ragged"
     "first layer": PARTS.replace(layers=(FIRST,)),
     "basis": PARTS.replace(visual=IN_BASIS),
     "spans": PARTS.replace(visual=PLAIN, background=PLAIN, layers=()),

@@ -94,6 +94,23 @@ def test_spans_that_stay_whole_are_those_without_a_background() -> None:
         assert replace(found, nominal_bits=expected.nominal_bits) == expected
 
 
+def test_the_plan_counts_spans_of_every_step() -> None:
+    """Spans of 4, 8 and 16 tokens: .3 in front, whole, and .4 in front."""
+    spec = SPECS["runs"].replace(short_foreground=((5, 0.3), (9, 1.0)))
+    # Pixels of seven pictures, whose tokens lie in three runs.
+    model, given = tiny_model("internvl"), inputs("internvl", [["image"] * 7])
+    ids = torch.tensor([[7, *[IMAGE] * 4, 7, 7, *[IMAGE] * 8, 7, *[IMAGE] * 16, 7]])
+    given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    cache = QuantizedCache(model, spec)
+    with torch.no_grad():
+        model(**given, past_key_values=cache)
+    store, memory = cache.layers[0].store, cache.memory()
+    assert store.visual.key.blocks.offsets.tolist() == [[0, 2, 10, 17]]
+    planned = [duotone.plan(model, spec, visual_tokens=n, images=1) for n in (4, 8, 16)]
+    assert memory.codes_bytes == sum(each.codes_bytes for each in planned)
+    assert memory.params_bytes == sum(each.params_bytes for each in planned)
+
+
 def test_a_later_turn_sees_whole_spans() -> None:
     """Several tokens at once, and one after the other."""
     cache, given = filled(SPECS["runs"])

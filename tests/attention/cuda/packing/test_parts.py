@@ -11,6 +11,7 @@ MOST = {
     "parts": 54,
     "two bits": 54,
     "short ones whole": 54,
+    "short ones in steps": 54,
     "first layer": 54,
     "basis": 64,
     "spans": 26,
