@@ -1,5 +1,7 @@
 """The zoo's data say what its pictures show, and every member takes them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -93,3 +95,14 @@ def test_every_member_takes_its_batches(name: str) -> None:
         assert 3 < loss < 8
         assert (sight > 3) == (batch.pixels is not None)
         assert "input_ids" in model_inputs(trainee.model, batch)
+
+
+def test_features_have_the_dtype_of_embeddings_under_autocast() -> None:
+    member = EVERY["smolvlm"]
+    trainee = Trainee(member.build(), member.side)
+    small = replace(member.shapes[0], rows=1)
+    batch = make_batch(Draw(6, "cpu"), small, load_atlas("cpu"))
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = trainee(batch)
+    assert all(torch.isfinite(x) and x > 3 for x in losses)
+    assert trainee.features.dtype == trainee.model.get_input_embeddings().weight.dtype

@@ -78,8 +78,10 @@ class Trainee(nn.Module):
         self.sight = nn.Linear(width, EMPTY + 1 + 2 * side)
         feature_module(model).register_forward_hook(self._keep)
 
-    def _keep(self, module: nn.Module, args: tuple, output: Tensor) -> None:
-        self.features = output
+    def _keep(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        # SmolVLM writes features between embeddings without a cast, which autocast leaves to it.
+        self.features = output.to(self.sight.weight.dtype)
+        return self.features
 
     def sight_loss(self, batch: Batch) -> Tensor:
         """Return how badly visual tokens say what they show, their row and their column."""
