@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from duotone import CacheSpec, scheme
+from duotone import scheme
 from duotone.attention.cuda.spans import layout
 from duotone.quant.our_schemes import PARTS, TILE, Part, Parts, with_pictures
 from duotone.quant.schemes import named
@@ -67,32 +67,6 @@ def test_the_first_packed_layer_has_a_background_of_its_own() -> None:
     assert second.key.gain == "fit"
     other = replace(PARTS[1], first_gains=None).spec.at_layer(0).background
     assert (other.key.gain, other.value.gain) == PARTS[1].gains
-
-
-FIRST_FRONT = Part(4, ((4, 1 / 2), (2, 1 / 2)))
-
-
-@pytest.mark.parametrize("first_gains", [None, (1.1, 1.3)])
-@pytest.mark.parametrize("first", [None, Part(2, 2)])
-def test_the_first_packed_layer_may_have_a_front_of_its_own(
-    first: Part | None, first_gains: tuple[float, float] | None
-) -> None:
-    parts = replace(PARTS[1], first=first, first_gains=first_gains)
-    plain, spec = parts.spec, replace(parts, first_front=FIRST_FRONT).spec
-    front, gains = spec.at_layer(0).visual, first_gains or parts.gains
-    assert (front.key.bits, front.key.classes) == (4, None)
-    assert front.value.classes == FIRST_FRONT.value
-    assert (front.key.gain, front.value.gain) == gains
-    assert spec.at_layer(0).background == plain.at_layer(0).background
-    assert len(spec.layers) == 1
-    assert spec.at_layer(1) == plain.at_layer(1)
-    assert CacheSpec.from_json(spec.to_json()) == spec
-
-
-def test_whole_spans_may_have_another_first_packed_layer() -> None:
-    spec = Parts(Part(2, 2), first_front=FIRST_FRONT).spec
-    assert (spec.background, spec.at_layer(0).background) == (None, None)
-    assert (spec.at_layer(0).visual.key.bits, spec.at_layer(1).visual.key.bits) == (4, 2)
 
 
 def test_short_spans_may_have_several_steps() -> None:

@@ -49,9 +49,8 @@ class Parts:
     in front, since records of kernels are filled up.
     back: None for spans in one part. first: back of the first packed layer, if it is another one:
     channels of K without codes cost more there than in all other layers. Where that is the model's
-    first layer, keys are of single tokens, of which none stands out. first_front: front of that
-    layer, if it is another one. first_gains: gains of `first` and `first_front`, if they are
-    others.
+    first layer, keys are of single tokens, of which none stands out. first_gains: gains of `first`,
+    if they are others.
     """
 
     front: Part
@@ -61,13 +60,16 @@ class Parts:
     energies: tuple[float, float] = (1.0, 1.5)
     gains: tuple[float | str, float | str] = ("fit", "fit")
     first: Part | None = None
-    first_front: Part | None = None
     first_gains: tuple[float | str, float | str] | None = None
     levels: str = "lloyd"
 
     @property
     def spec(self) -> CacheSpec:
         """Spec with scales and middles of levels in 8 bits."""
+        rules = ()
+        if self.first is not None:
+            gains = self.first_gains or self.gains
+            rules = (LayerRule(0, 1, background=self._policy(self.first, gains)),)
         return CacheSpec(
             visual=self._policy(self.front, self.gains),
             background=None if self.back is None else self._policy(self.back, self.gains),
@@ -75,15 +77,8 @@ class Parts:
             short_foreground=self.short,
             foreground_multiple=TILE if self.back is not None else 1,
             ranges="run",
-            layers=self._rules,
+            layers=rules,
         )
-
-    @property
-    def _rules(self) -> tuple[LayerRule, ...]:
-        others = {"visual": self.first_front, "background": self.first}
-        gains = self.first_gains or self.gains
-        first = {name: self._policy(part, gains) for name, part in others.items() if part}
-        return (LayerRule(0, 1, **first),) if first else ()
 
     def _policy(self, part: Part, gains: tuple[float | str, float | str]) -> KVSpec:
         channels = zip((part.key, part.value), self.energies, gains, strict=True)
