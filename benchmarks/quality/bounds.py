@@ -6,8 +6,8 @@ from duotone.quant.accounting import span_bits
 # By bits: {tokens of a span: true bits at most}, parameters included. More bits: about what min/max
 # codes with parameters of 16 bits hold.
 MOST_BITS = {
-    1: {49: 1.6, 64: 1.65, 256: 1.3, 3328: 1.15},
-    2: {49: 2.66, 64: 2.8, 256: 2.2, 3328: 2.1},
+    1: {49: 1.6, 256: 1.3, 3328: 1.15},
+    2: {49: 2.66, 256: 2.2, 3328: 2.1},
     3: {49: 3.75, 256: 3.2, 3328: 3.1},
     4: {49: 4.66, 256: 4.2, 3328: 4.1},
 }
