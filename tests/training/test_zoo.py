@@ -8,7 +8,7 @@ import torch
 from training.zoo import tasks
 from training.zoo.batches import Shape, make_batch
 from training.zoo.glyphs import CELL, EMPTY, load_atlas
-from training.zoo.members import _patches, model_inputs
+from training.zoo.members import _patches, feature_module, model_inputs
 from training.zoo.rendering import Draw, render
 from training.zoo.train import Trainee
 from training.zoo.unseen import EVERY
@@ -99,10 +99,12 @@ def test_every_member_takes_its_batches(name: str) -> None:
 
 def test_features_have_the_dtype_of_embeddings_under_autocast() -> None:
     member = EVERY["smolvlm"]
-    trainee = Trainee(member.build(), member.side)
+    trainee, given = Trainee(member.build(), member.side), []
+    module = feature_module(trainee.model)
+    module.register_forward_hook(lambda module, args, output: given.append(output.dtype))
     small = replace(member.shapes[0], rows=1)
     batch = make_batch(Draw(6, "cpu"), small, load_atlas("cpu"))
     with torch.autocast("cpu", torch.bfloat16):
         losses = trainee(batch)
     assert all(torch.isfinite(x) and x > 3 for x in losses)
-    assert trainee.features.dtype == trainee.model.get_input_embeddings().weight.dtype
+    assert given == [trainee.model.get_input_embeddings().weight.dtype]

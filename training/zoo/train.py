@@ -79,7 +79,7 @@ class Trainee(nn.Module):
         feature_module(model).register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
-        # SmolVLM writes features between embeddings without a cast, which autocast leaves to it.
+        # SmolVLM sets features between embeddings without a cast; under autocast dtypes differ.
         self.features = output.to(self.sight.weight.dtype)
         return self.features
 
