@@ -48,8 +48,8 @@ class CacheSpec(Record):
         the policy of all. foreground: with a background, the share of a span's tokens that
         `visual` covers: the tokens that stand out most (`cache.saliency`). short_foreground:
         (tokens, share) for spans of fewer tokens, or None: parameters are more of their bits. A
-        share of 1 divides none of these. Several such pairs have rising tokens, and the first one
-        whose tokens exceed a span's counts: ((60, 0.08), (128, 1.0)). One is kept as ((60, 0.08),).
+        share of 1 divides none of these. Or several such pairs with rising tokens: a span takes
+        the first with more tokens than its own. The field holds a tuple of pairs, even of one.
         foreground_multiple: spans of twice as many tokens or more have the nearest multiple of it
         in front, so that tiles of kernels are full.
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
