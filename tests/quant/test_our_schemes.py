@@ -76,8 +76,16 @@ def test_short_spans_may_have_several_steps() -> None:
     assert mixed.short_foreground == spec.short_foreground == ((60, 0.08), (128, 1.0))
 
 
-def test_presets_write_one_pair_for_short_spans() -> None:
-    assert scheme("duotone", bits=1).to_dict()["short_foreground"] == (60, 0.08)
+def test_one_pair_for_short_spans_is_written_alone() -> None:
+    assert replace(PARTS[1], short=(60, 0.08)).spec.to_dict()["short_foreground"] == (60, 0.08)
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_presets_keep_spans_of_60_to_111_tokens_in_one_part(bits: int) -> None:
+    spec = scheme("duotone", bits=bits)
+    front = {tokens: spec.foreground_of(tokens) for tokens in (59, 60, 64, 100, 111, 112, 128)}
+    undivided = [tokens for tokens, in_front in front.items() if tokens == in_front]
+    assert undivided == [60, 64, 100, 111]
 
 
 def test_parts_without_a_back_are_whole_spans() -> None:

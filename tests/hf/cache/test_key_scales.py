@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks import stress
-from benchmarks.quality.candidates import BASE
 from duotone import CacheSpec, Eviction, KVSpec, QuantizedCache
 from duotone.evaluate import evaluate
 from duotone.hf.model.attentions import attentions
 from duotone.loading import load
+from duotone.quant.our_schemes import Part, Parts, same
 from duotone.tasks import TASKS
 
 from families import LOGIT_TOLERANCE, inputs, logit_error, tiny_model
@@ -162,7 +162,8 @@ def test_large_keys_cost_duotone_tiny_nothing() -> None:
     """KL of answers about documents whose cache was quantized before the question."""
     loaded = load("duotone-tiny")
     stress.STRESSES["keys x8"](loaded.model.float())
-    spec = BASE[1].spec  # many channels of K have no codes
+    few = Part(((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)))  # some of K have no codes
+    spec = Parts(few, same(((2, 1 / 8), (1, 1 / 4))), gains=("fit", 1.0)).spec
     found = evaluate(
         loaded.model,
         loaded.processor,
