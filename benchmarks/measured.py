@@ -2,12 +2,12 @@
 
     python -m benchmarks.measured      writes src/duotone/planning/measured.json anew
 
-A result counts for a scheme if its row has the scheme's codes; its window may be shorter, which
-loses more. Run it when results, presets or `duotone.defaults` change.
+A result counts for a scheme if its row has the scheme's codes for pictures of its lengths; its
+window may be shorter, which loses more. Run it when results, presets or `duotone.defaults` change.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ REFERENCE = "16-bit"
 FORMER = {"dense_dtype": "model"}
 OF_TASKS, OF_TEXT = ("duotone.schemes/1", "duotone.quality/1"), "duotone.text/1"
 OF_TALKS = "duotone.conversation/1"
+# Tokens of a span outside conversations of the zoo: tiles of InternVL's structure, one or several.
+TILES = range(256, 8192 + 1, 256)
 OF_SPEED, WEIGHTS = "duotone.generate/1", "16 bit"
 # The metric of a task, where it is not the headline: CIDEr rises where a model only rephrases.
 METRICS = {"captions": "object_recall"}
@@ -61,7 +63,7 @@ def _of_task(result: Result, spec: CacheSpec) -> Iterator[dict[str, Any]]:
     metric = METRICS.get(result["task"], result["headline"])
     for label, row in result["schemes"].items():
         ran = _spec_of(row["configuration"]["spec"])
-        if ran is None or not has_codes_of(ran, spec):
+        if ran is None or not has_codes_of(ran, spec, spans_of(result)):
             continue
         yield {
             "task": result["task"],
@@ -81,7 +83,7 @@ def _of_task(result: Result, spec: CacheSpec) -> Iterator[dict[str, Any]]:
 def _of_text(result: Result, spec: CacheSpec) -> Iterator[dict[str, Any]]:
     for row in result["schemes"].values():
         ran = _spec_of(row.get("spec"))
-        if ran is not None and has_codes_of(ran, spec):
+        if ran is not None and has_codes_of(ran, spec, spans_of(result)):
             yield {
                 "task": "text",
                 "model": result["model"],
@@ -99,7 +101,7 @@ def _of_talks(result: Result, spec: CacheSpec) -> Iterator[dict[str, Any]]:
     rows = rows_by_name(result)
     for row in rows.values():
         ran = _spec_of(row.get("spec"))
-        if ran is not None and has_codes_of(ran, spec):
+        if ran is not None and has_codes_of(ran, spec, spans_of(result)):
             yield {
                 "task": "conversations",
                 "model": f"a small {result['model']}",
@@ -126,14 +128,31 @@ def speeds(results: list[Result], spec: CacheSpec) -> list[dict[str, Any]]:
         if result["schema"] == OF_SPEED and result["weights"] == WEIGHTS
         for row in rows_by_name(result).values()
         if row["weights"] == WEIGHTS and "no graphs" not in row["row"]
-        if _spec_of(row.get("spec")) == spec
+        if (ran := _spec_of(row.get("spec"))) is not None
+        if (ran.recent, ran.sink) == (spec.recent, spec.sink)
+        if has_codes_of(ran, spec, spans_of(result))
     ]
 
 
-def has_codes_of(ran: CacheSpec, spec: CacheSpec) -> bool:
-    """True where specs differ in windows alone, and the one that ran has no longer ones."""
+def has_codes_of(ran: CacheSpec, spec: CacheSpec, spans: Collection[int]) -> bool:
+    """True where specs differ in windows alone, and the one that ran has no longer ones.
+
+    spans: tokens of the visual spans that it ran on. What specs say of others does not count.
+    """
     shorter = ran.recent <= spec.recent and ran.sink <= spec.sink
-    return shorter and ran.replace(recent=spec.recent, sink=spec.sink) == spec
+    fields = {name: getattr(spec, name) for name in ("recent", "sink", "short_foreground")}
+    alike = all(ran.foreground_of(tokens) == spec.foreground_of(tokens) for tokens in spans)
+    return shorter and alike and ran.replace(**fields) == spec
+
+
+def spans_of(result: Result) -> Collection[int]:
+    """Tokens that a visual span of a result may have."""
+    if result.get("schema") != OF_TALKS:
+        return TILES
+    from training.zoo.unseen import EVERY  # which loads models' libraries
+
+    shapes = EVERY[result["model"]].shapes
+    return [shape.visual_tokens for shape in shapes if shape.visual_tokens]
 
 
 def _spec_of(fields: dict[str, Any] | None) -> CacheSpec | None:

@@ -5,7 +5,16 @@ import json
 import pytest
 
 import duotone
-from benchmarks.measured import FILE, RESULTS, has_codes_of, losses, measured, speeds, text_of
+from benchmarks.measured import (
+    FILE,
+    RESULTS,
+    has_codes_of,
+    losses,
+    measured,
+    spans_of,
+    speeds,
+    text_of,
+)
 from duotone.report.tables import read_results
 
 from paths import REPOSITORY
@@ -54,8 +63,8 @@ def talks(model: str, window: int) -> dict:
 
 
 def test_conversations_count_for_each_model() -> None:
-    found = losses([talks("a", 128), talks("b", 64), talks("c", 129)], SPEC)
-    assert [one["model"] for one in found] == ["a small a", "a small b"]
+    found = losses([talks("deep", 128), talks("llava", 64), talks("gemma3", 129)], SPEC)
+    assert [one["model"] for one in found] == ["a small deep", "a small llava"]
     assert {(x["value"], x["reference"], x["kl"]["value"]) for x in found} == {(0.25, 0.5, 0.125)}
 
 
@@ -65,8 +74,19 @@ def test_rows_of_other_codes_longer_windows_and_former_fields_do_not_count() -> 
     assert losses([task(128, 9, dense_dtype="float8")], SPEC) == []
     assert losses([task(128, 9, unheard_of=1)], SPEC) == []
     assert len(losses([task(128, 9, dense_dtype="model")], SPEC)) == 1
-    assert has_codes_of(SPEC, SPEC.replace(sink=4))
-    assert not has_codes_of(SPEC.replace(sink=4), SPEC)
+    assert has_codes_of(SPEC, SPEC.replace(sink=4), [])
+    assert not has_codes_of(SPEC.replace(sink=4), SPEC, [])
+
+
+def test_shares_of_lengths_that_no_picture_has_do_not_count() -> None:
+    spec = duotone.scheme("duotone", bits=2)
+    ran = spec.replace(short_foreground=spec.short_steps[:1])
+    assert has_codes_of(ran, spec, [49, 112, 256])
+    assert not has_codes_of(ran, spec, [49, 64, 256])
+    assert not has_codes_of(ran.replace(foreground=0.5), spec, [49, 256])
+    found = {name: list(spans_of(talks(name, 128))) for name in ("llava", "qwen2-vl", "deep")}
+    assert found == {"llava": [49], "qwen2-vl": [64, 72], "deep": [256]}
+    assert min(spans_of(task(128, 9))) == 256
 
 
 @pytest.mark.parametrize(

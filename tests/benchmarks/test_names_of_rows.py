@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import duotone
-from benchmarks.measured import RESULTS, _spec_of, has_codes_of
+from benchmarks.measured import RESULTS, _spec_of, has_codes_of, spans_of
 from duotone.quant.schemes import named
 
 from paths import REPOSITORY
@@ -29,14 +29,14 @@ def specs(node: object, label: str = "") -> Iterator[tuple[str, dict]]:
             yield from specs(value, label if key in ("configuration", "spec") else key)
 
 
-def named_rows(result: object) -> dict[str, bool]:
+def named_rows(result: dict) -> dict[str, bool]:
     """{label: whether it ran the preset's codes} of rows with the name of a preset of ours."""
-    found = {}
+    found, spans = {}, spans_of(result)
     for label, fields in specs(result):
         if OURS.fullmatch(label):
             ran = _spec_of(fields)
             preset = named(label.replace(" ", ""))
-            found[label] = ran is not None and has_codes_of(ran, preset)
+            found[label] = ran is not None and has_codes_of(ran, preset, spans)
     return found
 
 

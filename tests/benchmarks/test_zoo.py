@@ -39,7 +39,7 @@ def test_codes_are_read_by_the_answers() -> None:
     for batch in batches:
         batch.pixels = batch.pixels.double()  # sums of float32 alone pass the bound on some CPUs
     rows = {"exact": duotone.scheme("dense"), "one bit": specs(1)["min/max@1"]}
-    rows["parts"] = candidates(1)["parts, base@1"]
+    rows["parts"] = candidates(1)["parts, finer, .37 and .12@1"]
     model = member.build().double().eval()
     plain, exact, coarse, parts = measure([Conversation(model, batch) for batch in batches], rows)
     assert exact["kl"] < 1e-9 < coarse["kl"]

@@ -232,7 +232,7 @@ def test_bits_of_spans_have_bounds() -> None:
 
 def test_the_page_of_schemes_has_todays_bits() -> None:
     page = (REPOSITORY / "docs" / "schemes.md").read_text(encoding="utf-8")
-    for tokens, verb in ((49, " holds"), (256, "")):
+    for tokens, verb in ((49, " holds"), (64, ""), (256, "")):
         each = [scheme("duotone", bits=bits) for bits in range(1, 5)]
         found = [f"{span_bits(spec, tokens, CHANNELS, LAYERS):.2f}" for spec in each]
         assert f"of {tokens} tokens{verb} {', '.join(found[:3])} or {found[3]}" in page
@@ -241,8 +241,8 @@ def test_the_page_of_schemes_has_todays_bits() -> None:
 @pytest.mark.parametrize(
     ("bits", "name"),
     [
-        (1, "finer, first K 2 bits, .37 and .08"),
-        (2, "even, sharp, .36 and .22, first 4 bits, V gain 1.1"),
+        (1, "finer, first K 2 bits, .37 and .08, one part"),
+        (2, "even, sharp, .36 and .22, first 4 bits, V gain 1.1, one part"),
         (3, "front 4 bits, back more of K"),
         (4, "parts of 4 bits"),
     ],
