@@ -186,10 +186,10 @@ def stream(bits: int = 2) -> CacheSpec:
 def mixed(bits: int = 4, pictures: int = 2) -> CacheSpec:
     """Spec of whole conversations: `duotone` for pictures, `stream` for text and generated tokens.
 
-    bits: of the stream. pictures: of `duotone`, for visual spans. Of eleven small models, none loses
-    more by the default than by KIVI at 2 bits, beyond the interval. With 1 bit for pictures, three
-    lose more about these (dev/log/quality.md). From 4 bits up the window has 32 tokens: such text
-    loses little without a longer one.
+    bits: of the stream. pictures: of `duotone`, for visual spans. Of eleven small models, none
+    loses more by the default than by KIVI at 2 bits, beyond the interval. With 1 bit for pictures,
+    three lose more about these (dev/log/quality.md). From 4 bits up the window has 32 tokens: such
+    text loses little without a longer one.
     Errors: ValueError for widths that have no codes.
     """
     ok = is_count(pictures) and pictures in BITS
