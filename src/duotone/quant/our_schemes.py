@@ -125,12 +125,14 @@ PARTS = {
 def duotone(bits: int = 1) -> CacheSpec:
     """Spec chosen on models of `training.zoo`; it needs no data.
 
-    Up to 4 bits, the tokens of a span that stand out have codes of their own. Up to 3, channels
-    have unequal widths, ordered by their weighted variance. Levels are fitted to the tokens
-    that stand out. A gain restores what tokens share and few levels lose: K's is fitted, V's lies
-    above its least squares. Codes of 8 bits need one part and one width. Scales and middles of
-    levels have 8 bits. Those of 8-bit codes have 16, since rounding would move levels by whole
-    steps. So have layers whose keys have biases of several hundred (Qwen2.5); a cache finds them.
+    Up to 4 bits, the tokens of a span that stand out have codes of their own. At 1 and 2 bits,
+    spans of 60 to 111 tokens are not divided: a second part would spend too many bits on
+    parameters. Up to 3, channels have unequal widths, ordered by their weighted variance. Levels
+    are fitted to the tokens that stand out. A gain restores what tokens share and few levels lose:
+    K's is fitted, V's lies above its least squares. Codes of 8 bits need one part and one width.
+    Scales and middles of levels have 8 bits. Those of 8-bit codes have 16, since rounding would
+    move levels by whole steps. So have layers whose keys have biases of several hundred (Qwen2.5);
+    a cache finds them.
     """
     if bits in PARTS:
         return PARTS[bits].spec
