@@ -25,7 +25,7 @@ REFERENCE = "16-bit"
 FORMER = {"dense_dtype": "model"}
 OF_TASKS, OF_TEXT = ("duotone.schemes/1", "duotone.quality/1"), "duotone.text/1"
 OF_TALKS = "duotone.conversation/1"
-# Tokens of a span outside conversations of the zoo: tiles of InternVL's structure, one or several.
+# Tokens of a span in all other results with pictures: one tile of InternVL's structure or several.
 TILES = range(256, 8192 + 1, 256)
 OF_SPEED, WEIGHTS = "duotone.generate/1", "16 bit"
 # The metric of a task, where it is not the headline: CIDEr rises where a model only rephrases.
@@ -137,7 +137,7 @@ def speeds(results: list[Result], spec: CacheSpec) -> list[dict[str, Any]]:
 def has_codes_of(ran: CacheSpec, spec: CacheSpec, spans: Collection[int]) -> bool:
     """True where specs differ in windows alone, and the one that ran has no longer ones.
 
-    spans: tokens of the visual spans that it ran on. What specs say of others does not count.
+    spans: tokens of the visual spans that it ran on. Shares of other lengths do not count.
     """
     shorter = ran.recent <= spec.recent and ran.sink <= spec.sink
     fields = {name: getattr(spec, name) for name in ("recent", "sink", "short_foreground")}
@@ -147,6 +147,8 @@ def has_codes_of(ran: CacheSpec, spec: CacheSpec, spans: Collection[int]) -> boo
 
 def spans_of(result: Result) -> Collection[int]:
     """Tokens that a visual span of a result may have."""
+    if result.get("schema") == OF_TEXT:
+        return ()
     if result.get("schema") != OF_TALKS:
         return TILES
     from training.zoo.unseen import EVERY  # which loads models' libraries

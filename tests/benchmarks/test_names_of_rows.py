@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 import duotone
-from benchmarks.measured import RESULTS, _spec_of, has_codes_of, spans_of
+from benchmarks.measured import OF_TALKS, OF_TEXT, RESULTS, _spec_of, has_codes_of, spans_of
 from duotone.quant.schemes import named
 
 from paths import REPOSITORY
 
+# Models whose spans have tiles (`spans_of`), where they are not of the zoo.
+TILED = re.compile(r"internvl|duotone-tiny")
 OURS = re.compile(r"duotone(-whole|-mixed|-stream)? ?@\d")
 
 
@@ -56,6 +58,27 @@ WITH_ROWS = [name for name, path in FILES.items() if rows_of(path)]
 def test_rows_have_the_names_of_their_specs(name: str) -> None:
     rows = rows_of(FILES[name])
     assert all(rows.values()), [label for label, same in rows.items() if not same]
+
+
+def models(node: object) -> Iterator[str]:
+    """Names of the models in a result."""
+    for child in node if isinstance(node, list) else []:
+        yield from models(child)
+    if isinstance(node, dict):
+        model = node.get("model", {})
+        yield from [model] if isinstance(model, str) else models(list(node.values()))
+        if isinstance(model, dict) and "name" in model:
+            yield model["name"]
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_models_without_shapes_of_their_own_have_tiles(name: str) -> None:
+    """Else `spans_of` would say nothing of their pictures."""
+    result = json.loads(FILES[name].read_text(encoding="utf-8"))
+    found = set(models(result))
+    assert found
+    others = result.get("schema") in (OF_TALKS, OF_TEXT)
+    assert others or all(map(TILED.match, found)), found
 
 
 def test_a_row_of_another_spec_is_found() -> None:
