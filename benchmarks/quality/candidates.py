@@ -1,8 +1,8 @@
 """Data-free specs among which `choose.py` picks the presets: two parts of a span, as data.
 
 A candidate is a share of a span's tokens in front, and classes of K and V in front and in back. Its
-name says in which it differs from others. *One part*: spans of 60 to 111 tokens are not divided.
-Candidates that lost 1.5 times as much as the preset in the mean are gone; the log has them.
+name says how it differs from others. *One part*: spans of 60 to 111 tokens are not divided. At 1
+and 2 bits, candidates that once lost 1.3 times as much as the preset in the mean are gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from duotone.quant.our_schemes import Part, Parts, same
 
 _SIGNS = ((1, 1 / 2),)
 _UNIFORM = {"energies": (0.0, 0.0), "gains": (1.0, 1.0), "levels": "uniform"}
-# Spans from so many tokens on are divided where shorter ones are in one part.
+# In candidates of one part, the tokens from which on spans are divided.
 DIVIDED = 112
 
 
@@ -69,9 +69,10 @@ _OF_1_BIT = {
 }
 
 # 2 bits. Half of K's channels have 4 bits in front, and some in back.
+_BACK_K = ((4, 1 / 8), (2, 1 / 2), (1, 1 / 4))
 _EVEN_SHARP = Parts(
     Part(((4, 1 / 2), (2, 1 / 2)), ((4, 1 / 4), (2, 3 / 4))),
-    Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), ((2, 1 / 4), (1, 3 / 4))),
+    Part(_BACK_K, ((2, 1 / 4), (1, 3 / 4))),
     0.36,
     short=(60, 0.28),
     gains=("fit", 1.1),
@@ -81,7 +82,7 @@ _EVEN_SHARP_4 = replace(_EVEN_SHARP, short=(60, 0.22), first=Part(4, 2))
 # More channels of V have 2 bits in back.
 _MORE_V = replace(
     _EVEN_SHARP_4,
-    back=Part(((4, 1 / 8), (2, 1 / 2), (1, 1 / 4)), ((2, 3 / 8), (1, 5 / 8))),
+    back=Part(_BACK_K, ((2, 3 / 8), (1, 5 / 8))),
     share=0.33,
     short=(60, 0.18),
 )

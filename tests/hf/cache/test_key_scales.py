@@ -162,8 +162,9 @@ def test_large_keys_cost_duotone_tiny_nothing() -> None:
     """KL of answers about documents whose cache was quantized before the question."""
     loaded = load("duotone-tiny")
     stress.STRESSES["keys x8"](loaded.model.float())
-    few = Part(((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)))  # some of K have no codes
-    spec = Parts(few, same(((2, 1 / 8), (1, 1 / 4))), gains=("fit", 1.0)).spec
+    front = Part(((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)))
+    back = same(((2, 1 / 8), (1, 1 / 4)))  # most channels of K have no codes
+    spec = Parts(front, back, gains=("fit", 1.0)).spec
     found = evaluate(
         loaded.model,
         loaded.processor,
