@@ -7,6 +7,7 @@ import transformers
 from .batches import Shape
 from .glyphs import CELL
 from .members import IDS, MEMBERS, MROPE, PATCH, SHORT, TEXT, Member, qwen_tower, tower
+from .middle import MIDDLE
 from .vocabulary import IMAGE
 
 HEAD_DIM = 128
@@ -98,24 +99,6 @@ def smolvlm(side: int) -> Any:
     )
 
 
-def llava_phi(side: int) -> Any:
-    """Return LLaVA with a Phi: MLPs beside attention, biases, positions in half of the channels."""
-    positions = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    return transformers.LlavaConfig(
-        vision_config=tower(side, 192, CELL, model_type="clip_vision_model"),
-        text_config={
-            **TEXT,
-            "num_hidden_layers": 10,
-            "model_type": "phi",
-            "rope_parameters": positions,
-        },
-        image_token_index=IMAGE,
-        image_seq_length=side**2,
-        vision_feature_layer=-1,
-        tie_word_embeddings=True,
-    )
-
-
 UNSEEN = {
     member.name: member
     for member in (
@@ -149,12 +132,6 @@ UNSEEN = {
             (Shape(32, 400, 8, 3), Shape(16, 384)),
             (Shape(64, 160, 8, 1), SHORT),
         ),
-        Member(
-            "llava-phi",
-            llava_phi,
-            (Shape(48, 272, 11, 1), Shape(24, 384)),
-            (Shape(48, 240, 11, 1), SHORT),
-        ),
     )
 }
-EVERY = MEMBERS | UNSEEN
+EVERY = MEMBERS | MIDDLE | UNSEEN
