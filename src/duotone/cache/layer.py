@@ -170,12 +170,8 @@ class LayerStore:
     ) -> PackedPair:
         """Quantize tokens, straight into a kernel's order where possible."""
         layout = self.layout_of(name)
-        # After stored visual tokens, records could not be joined by copying.
-        if layout is not None and (name == "stream" or getattr(self, name) is None):
-            pair = layout.pack(key, value, spec, piece)
-            if pair is not None:
-                return pair
-        return PackedPair.pack(key, value, spec, piece)
+        pair = None if layout is None else layout.pack(key, value, spec, piece)
+        return PackedPair.pack(key, value, spec, piece) if pair is None else pair
 
     def layout_of(self, name: str) -> Layout | None:
         """Layout of one of `STORES`; None: canonical order."""

@@ -141,13 +141,19 @@ class ClassLayout:
         return ClassStream.of(records, value.blocks)
 
     def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
-        """Quantize dense K and V into records; None where torch has to."""
+        """Quantize dense K and V; None where torch has to.
+
+        Spans that fill no records end in canonical order: kernels find their levels as well, where
+        torch takes some 2,000 launches a tensor.
+        """
         if not key.is_cuda or reason_against(check, spec, key, value):
             return None
         spans = piece.spans.split(spec.value.group)
-        if not has_records(ClassFormat.of(spec.key, spec.value, key.shape[3]), spans):
+        if has_records(ClassFormat.of(spec.key, spec.value, key.shape[3]), spans):
+            return pack(key, value, spec, piece)
+        if spec.value.group is not None or not spans.tokens:
             return None
-        return pack(key, value, spec, piece)
+        return pack(key, value, spec, piece).canonical()
 
     def empty(
         self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device

@@ -24,16 +24,22 @@ class SpanLayout:
         return span_layout(key, value)
 
     def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
-        """Quantize dense K and V into records; None where torch has to, or to raise."""
+        """Quantize dense K and V; None where torch has to, or to raise.
+
+        Spans that fill no records end in canonical order. Kernels find their levels as well, where
+        these are searched.
+        """
         if not key.is_cuda:
             return None
         is_plain = reason_against(check, spec, key, value) is None
         if not is_plain and reason_against(searched.check, spec, key, value):
             return None
         form = format_of(spec.key, spec.value, (key.shape[3], value.shape[3]))
-        if not has_records(form, piece.spans.split(spec.key.group)):
+        fills = has_records(form, piece.spans.split(spec.key.group))
+        if not fills and (is_plain or not piece.spans.tokens):
             return None
         if not is_plain:
-            return searched.searched_pack(key, value, spec, piece)
+            pair = searched.searched_pack(key, value, spec, piece)
+            return pair if fills else pair.canonical()
         pair = span_pack(key, value, spec, piece)
         return pair if is_finite(total(pair), NOT_FINITE) else None
