@@ -16,6 +16,7 @@ from duotone.cache.packed import PackedTensor
 from duotone.cache.packing import pack_tensor
 from duotone.cache.ragged import Lengths, Move
 from duotone.quant import KVSpec, TensorSpec
+from duotone.quant.checks import unchecked
 
 Packed = tuple[PackedTensor, PackedTensor]
 # The last axis are channels, of K and V as many but in latent caches.
@@ -179,7 +180,10 @@ class PackedPair:
 
     def laid_out(self, layout: LayOut) -> PackedPair:
         """Convert to a kernel's order, where the kernel has one for this pair."""
-        records = layout(self.key, self.value) if self.records is None else None
+        if self.records is not None:
+            return self
+        with unchecked():  # Codes that were packed fit.
+            records = layout(self.key, self.value)
         if records is None:
             return self
         return PackedPair(*records.left(self.key, self.value), records)
@@ -188,7 +192,8 @@ class PackedPair:
         """Convert to canonical order."""
         if self.records is None:
             return self
-        return PackedPair(*self.records.canonical(self.key, self.value))
+        with unchecked():  # Codes that were packed fit.
+            return PackedPair(*self.records.canonical(self.key, self.value))
 
     def without_codes(self, parts: Collection[str]) -> PackedPair:
         """Drop the codes of K or V that another layer keeps; records never have them."""

@@ -65,7 +65,7 @@ def leave_out_launches(
         monkeypatch.setattr(module, "sorted_levels", sorted_levels)
         monkeypatch.setattr(module, "stored_levels", small_levels.small_rows)
     monkeypatch.setattr(
-        class_stream.ClassLayout, "pack", lambda self, *given: class_stream.pack(*given)
+        class_stream.ClassLayout, "pack", lambda self, *given: class_stream.stored(*given)
     )
     monkeypatch.setattr(SpanLayout, "pack", packed_spans)
     return names

@@ -4,7 +4,7 @@ import pytest
 import torch
 from no_launches import leave_out_launches
 from no_questions import NoQuestions
-from parts_cases import LAYERS, PROMPTS, SPECS, Prompt
+from parts_cases import LAYERS, PARTS, PROMPTS, SPECS, Prompt, masks
 
 # Operations of torch in a layer that make no view: room for results counts, launches do not.
 MOST = {
@@ -16,6 +16,10 @@ MOST = {
     "basis": 64,
     "spans": 26,
 }
+# Where codes leave their records again.
+MOST_SHORT = 130
+# Where they join others; long ones are brought into records again.
+MOST_LATER = {"short": 300, "some": 1150}
 
 
 @pytest.fixture
@@ -46,3 +50,30 @@ def test_layers_after_the_second_ask_the_host_nothing(policy: str, name: str, la
     assert len(launches) >= before + 4 * (LAYERS - 2)
     assert all(store.background.records is not None for store in prompt.stores)
     assert layers.computed <= MOST[policy] * (LAYERS - 2)
+
+
+@pytest.mark.parametrize("policy", ["parts", "two bits"])
+def test_short_pictures_ask_the_host_nothing_either(policy: str, launches) -> None:
+    """Kernels find their levels and codes, then torch sorts these into canonical order."""
+    prompt = Prompt(SPECS[policy], "short")
+    prompt.apply(range(2))
+    before = len(launches)
+    with NoQuestions() as layers:
+        prompt.apply(range(2, LAYERS))
+    assert len(launches) >= before + 4 * (LAYERS - 2)
+    assert all(store.visual.records is None for store in prompt.stores)
+    assert layers.computed <= MOST_SHORT * (LAYERS - 2)
+
+
+@pytest.mark.parametrize("name", ["short", "some"])
+def test_pictures_of_a_later_turn_ask_the_host_nothing(name: str, launches) -> None:
+    """Their levels are of kernels; then torch joins both turns in canonical order."""
+    prompt = Prompt(PARTS, name)
+    prompt.apply(range(LAYERS))
+    prompt.begin(*masks(name))
+    prompt.apply(range(2))
+    before = len(launches)
+    with NoQuestions() as layers:
+        prompt.apply(range(2, LAYERS))
+    assert len(launches) >= before + 4 * (LAYERS - 2)
+    assert layers.computed <= MOST_LATER[name] * (LAYERS - 2)

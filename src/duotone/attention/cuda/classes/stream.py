@@ -141,19 +141,10 @@ class ClassLayout:
         return ClassStream.of(records, value.blocks)
 
     def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
-        """Quantize dense K and V; None where torch has to.
-
-        Spans that fill no records end in canonical order: kernels find their levels as well, where
-        torch takes some 2,000 launches a tensor.
-        """
+        """Quantize dense K and V; None where torch has to."""
         if not key.is_cuda or reason_against(check, spec, key, value):
             return None
-        spans = piece.spans.split(spec.value.group)
-        if has_records(ClassFormat.of(spec.key, spec.value, key.shape[3]), spans):
-            return pack(key, value, spec, piece)
-        if spec.value.group is not None or not spans.tokens:
-            return None
-        return pack(key, value, spec, piece).canonical()
+        return stored(key, value, spec, piece)
 
     def empty(
         self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
@@ -186,6 +177,20 @@ class NoLayout:
     def sharing(self, lends: Collection[str], borrows: Collection[str]) -> NoLayout:
         """Itself."""
         return self
+
+
+def stored(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
+    """Quantize by kernels, into records where tokens fill these; None for streams that do not.
+
+    Spans that fill no records end in canonical order. Torch would take some 2,000 launches a tensor
+    to search their levels.
+    """
+    spans = piece.spans.split(spec.value.group)
+    if has_records(ClassFormat.of(spec.key, spec.value, key.shape[3]), spans):
+        return pack(key, value, spec, piece)
+    if spec.value.group is not None or not spans.tokens:
+        return None
+    return pack(key, value, spec, piece).canonical()
 
 
 def pack(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair:
