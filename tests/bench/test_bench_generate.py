@@ -165,6 +165,15 @@ def test_a_configuration_is_enough(tmp_path: Path) -> None:
     assert ours["cache_bytes"] < plain["cache_bytes"]  # a mask says what is visual
 
 
+def test_a_configuration_may_have_short_pictures(tmp_path: Path) -> None:
+    random_model("tiny", CPU, torch.float32).config.save_pretrained(tmp_path)
+    given = ("--model", tmp_path / "config.json", *SMALL, *rows("duotone@1"))
+    whole, short = (measured(*given, *more) for more in ((), ("--picture-tokens", 5)))
+    assert [whole["load"]["picture_tokens"], short["load"]["picture_tokens"]] == [None, 5]
+    ours, theirs = (result["rows"][0]["cache_bytes"] for result in (short, whole))
+    assert ours > theirs  # each has parameters of its own
+
+
 def test_rows_that_fail_say_so_and_others_stay(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -217,6 +226,7 @@ REFUSED = {
     "few tokens": (("--new-tokens", "10"), "24 new tokens"),
     "an existing file": (("--out", __file__), "--out must be a new file"),
     "a short prompt": (("--tokens", "12"), "--tokens must hold a tile of 16"),
+    "pictures of a shape": (("--picture-tokens", "9"), "have their own size"),
     "another file of JSON": (("--model", "mine.json"), "a configuration is a config.json"),
 }
 
@@ -235,6 +245,8 @@ def test_a_scheme_that_does_not_fit_is_refused_before_any_work(
     monkeypatch.setattr(Bench, "row", lambda *_: pytest.fail("a row was measured"))
     asked = ("--model", tmp_path / "config.json", *SMALL, *rows("plain", "duotone@1"))
     assert "text" in error_of(*asked)
+    asked = ("--model", tmp_path / "config.json", *SMALL, *rows("plain"), "--picture-tokens", 9)
+    assert "takes pictures" in error_of(*asked)
 
 
 def test_every_row_of_the_whole_table_is_one() -> None:

@@ -67,6 +67,12 @@ def test_words_may_count_as_visual(tiny: torch.nn.Module) -> None:
     assert mask.tolist() == [[False] * 8 + [True] * 34 + [False] * 8] * 2
 
 
+def test_words_may_count_as_several_pictures(tiny: torch.nn.Module) -> None:
+    _, mask = marked_prompt(tiny, batch=1, tokens=40, picture=9)
+    pictures = [*[True] * 9, False] * 2 + [True] * 4
+    assert mask.tolist() == [[False] * 8 + pictures + [False] * 8]
+
+
 def test_text_alone_has_no_visual_tokens(tiny: torch.nn.Module) -> None:
     model = random_model_of(tiny.config.text_config, CPU, torch.float32)
     given, mask = marked_prompt(model, batch=1, tokens=20)

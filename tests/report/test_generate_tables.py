@@ -76,3 +76,10 @@ def test_a_load_without_both_sides_is_left_out_of_the_summary() -> None:
 def test_two_results_of_one_load_are_refused() -> None:
     with pytest.raises(ValueError, match=r"got two of internvl3-8b .28/4 heads., batch 1"):
         generate_table([result(), result()])
+
+
+def test_short_pictures_are_a_load_of_their_own() -> None:
+    whole, short = result(), result()
+    short["load"] = short["load"] | {"picture_tokens": 81}
+    table = generate_table([whole, short])
+    assert table.count(" in pictures of 81") == 1

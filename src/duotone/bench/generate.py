@@ -45,7 +45,7 @@ class Load:
     """Question to every row: batch, tokens of a prompt, new tokens, calls.
 
     seconds: after so many a row begins no further call, beyond its second, and cuts the one that
-    runs; None: it takes its time.
+    runs; None: it takes its time. picture_tokens: of a picture, where words stand for pictures.
     """
 
     batch: int
@@ -54,6 +54,7 @@ class Load:
     padded: bool = False
     calls: int = 3
     seconds: float | None = None
+    picture_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.new_tokens < FEWEST_TOKENS or self.calls < 2 or self.batch < 1:

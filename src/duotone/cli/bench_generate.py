@@ -63,6 +63,14 @@ def command(
             min=1, help="Tokens of the longest prompt.", show_default="3428; with --budget 3328"
         ),
     ] = None,
+    picture_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of a picture, where --model is a config.json. Short ones take longer.",
+            show_default="one picture",
+        ),
+    ] = None,
     new: Annotated[
         int | None,
         typer.Option(
@@ -117,13 +125,22 @@ def command(
     names = row or ([PLAIN] if spec else [])
     names = [*names, *(name for each in spec or [] for name in rows_of_spec(each))]
     if budget is not None:
-        _check_alone(batch=batch, calls=calls, seconds=seconds, padded=padded or None)
+        alone = {"batch": batch, "calls": calls, "seconds": seconds, "padded": padded or None}
+        _check_alone(**alone, **{"picture-tokens": picture_tokens})
         where = (out, used)
         _budgets(model, budget, names, tokens, new, minutes, *where, json_output=json_output)
         return
     if out is not None and out.exists():
         raise ValueError(f"--out must be a new file, got the existing {str(out)!r}")
-    load = Load(batch or 1, tokens or TOKENS, new or NEW_TOKENS, padded, calls or CALLS, seconds)
+    load = Load(
+        batch or 1,
+        tokens or TOKENS,
+        new or NEW_TOKENS,
+        padded,
+        calls or CALLS,
+        seconds,
+        picture_tokens,
+    )
     asked = parse_rows(names)
     with subject(model, used, load) as given:
         bench = Bench(given, load)

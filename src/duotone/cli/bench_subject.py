@@ -12,7 +12,10 @@ from .common import load_model, say
 
 @contextmanager
 def subject(name: str, device: Any, load: Any) -> Iterator[Any]:
-    """The model of a name, and its prompt; inside, files of random bases are kept for it."""
+    """The model of a name, and its prompt; inside, files of random bases are kept for it.
+
+    Errors: ValueError for a load with pictures of a length that others than a config.json have.
+    """
     import torch
 
     from duotone.bench.generate import Subject
@@ -21,6 +24,11 @@ def subject(name: str, device: Any, load: Any) -> Iterator[Any]:
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     mask = None
+    if load.picture_tokens is not None and not name.endswith(".json"):
+        raise ValueError(
+            f"--picture-tokens goes with a config.json, of which words alone are read; got --model "
+            f"{name!r}, whose pictures have their own size"
+        )
     if name in made.SHAPES:
         model = made.random_model(name, device, dtype)
         given = made.random_prompt(name, model, load.batch, load.tokens)
@@ -32,7 +40,13 @@ def subject(name: str, device: Any, load: Any) -> Iterator[Any]:
         if Path(name).name != "config.json":
             raise ValueError(f"a configuration is a config.json; got --model {name!r}")
         model = made.random_model_of(load_config(name), device, dtype)
-        given, mask = made.marked_prompt(model, load.batch, load.tokens)
+        given, mask = made.marked_prompt(
+            model, load.batch, load.tokens, picture=load.picture_tokens
+        )
+        if mask is None and load.picture_tokens is not None:
+            raise ValueError(
+                f"--picture-tokens goes with a model that takes pictures; got {name!r}"
+            )
 
         def few() -> dict[str, Any]:
             return made.marked_prompt(model, 1, 4 * made.TEXT)[0]

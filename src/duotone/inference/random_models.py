@@ -150,10 +150,11 @@ def short_prompt(shape: str, model: Any) -> Inputs:
 
 
 def marked_prompt(
-    model: Any, batch: int, tokens: int, text: int = TEXT
+    model: Any, batch: int, tokens: int, text: int = TEXT, picture: int | None = None
 ) -> tuple[Inputs, Tensor | None]:
     """Words alone, and a mask [batch, tokens] of those that count as visual: all but `text`.
 
+    picture: tokens of a picture, with a word of text before the next one; None: one picture.
     The model's vision tower does not run. A model that takes no pictures has no mask.
     Errors: ValueError for no tokens but those of text.
     """
@@ -168,7 +169,10 @@ def marked_prompt(
         ids[ids == visual] = PAD
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     mask = torch.zeros_like(ids, dtype=torch.bool)
-    mask[:, text // 2 : text // 2 - text] = True
+    seen = mask[:, text // 2 : text // 2 - text]
+    seen[:] = True
+    if picture is not None:
+        seen[:, picture :: picture + 1] = False
     on_device = {name: x.to(model.device) for name, x in given.items()}
     is_multimodal = model_facts(model, visual_mask=mask).is_multimodal
     return on_device, mask.to(model.device) if is_multimodal else None

@@ -149,8 +149,13 @@ def ordered(results: Sequence[Result]) -> list[Result]:
 
 def _place(result: Result) -> tuple:
     load = result["load"]
-    load = (load["batch"], load["tokens"], load["padded"])
+    load = (load["batch"], load["tokens"], load["padded"], _picture_tokens(result) or 0)
     return (result["model"], result["weights"], *load, result["device"])
+
+
+def _picture_tokens(result: Result) -> int | None:
+    """Tokens of a picture, where the load names them; files of before have no such field."""
+    return result["load"].get("picture_tokens")
 
 
 def rows_by_name(result: Result) -> dict[str, Any]:
@@ -164,7 +169,9 @@ def title(result: Result) -> str:
     padded = ", left-padded" if load["padded"] else ""
     heads += "" if result["weights"] == "16 bit" else f", weights {result['weights']}"
     tokens = f"{result['prompt_tokens']:,}"
-    return f"{result['model']} ({heads}), batch {load['batch']}, {tokens} tokens{padded}"
+    each = _picture_tokens(result)
+    pictures = "" if each is None else f" in pictures of {each}"
+    return f"{result['model']} ({heads}), batch {load['batch']}, {tokens} tokens{pictures}{padded}"
 
 
 def _line(row: Result, plain: Result | None) -> list[str]:
