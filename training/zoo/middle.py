@@ -1,4 +1,4 @@
-"""Models with 121 to 196 tokens a picture, lengths that no other one has but InternVL 3.5."""
+"""Models with 121 to 196 tokens a picture, on which no constant was chosen."""
 
 from typing import Any
 

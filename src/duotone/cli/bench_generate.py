@@ -125,22 +125,15 @@ def command(
     names = row or ([PLAIN] if spec else [])
     names = [*names, *(name for each in spec or [] for name in rows_of_spec(each))]
     if budget is not None:
-        alone = {"batch": batch, "calls": calls, "seconds": seconds, "padded": padded or None}
-        _check_alone(**alone, **{"picture-tokens": picture_tokens})
+        given = {"batch": batch, "calls": calls, "seconds": seconds, "padded": padded or None}
+        _check_alone(**given, picture_tokens=picture_tokens)
         where = (out, used)
         _budgets(model, budget, names, tokens, new, minutes, *where, json_output=json_output)
         return
     if out is not None and out.exists():
         raise ValueError(f"--out must be a new file, got the existing {str(out)!r}")
-    load = Load(
-        batch or 1,
-        tokens or TOKENS,
-        new or NEW_TOKENS,
-        padded,
-        calls or CALLS,
-        seconds,
-        picture_tokens,
-    )
+    sizes = batch or 1, tokens or TOKENS, new or NEW_TOKENS
+    load = Load(*sizes, padded, calls or CALLS, seconds, picture_tokens)
     asked = parse_rows(names)
     with subject(model, used, load) as given:
         bench = Bench(given, load)
@@ -174,7 +167,7 @@ def _measured(
 
 def _check_alone(**given: Any) -> None:
     """Raise ValueError for options that a budget decides."""
-    if named := [f"--{name}" for name, value in given.items() if value is not None]:
+    if named := [f"--{n.replace('_', '-')}" for n, value in given.items() if value is not None]:
         raise ValueError(
             f"--budget finds the batch and times one call of whole prompts; got {named} as well. "
             "Leave them out."

@@ -23,10 +23,10 @@ SPECS = {
     "basis": PARTS.replace(visual=IN_BASIS),
     "spans": PARTS.replace(visual=PLAIN, background=PLAIN, layers=()),
 }
-# Of SmolVLM: pictures of 81 tokens, which fill no records.
-SHORT = tuple((start, start + 81) for start in range(20, 1500, 83))
 # Pictures of the first sequence. Another one has a picture and padding before it.
 PROMPTS = {"one": ((20, 788),), "some": ((20, 788), (800, 1568)), "ragged": ((9, 800), (850, 1400))}
+# Of SmolVLM: pictures of 81 tokens, which fill no records.
+SHORT = {"short": tuple((start, start + 81) for start in range(20, 1500, 83))}
 TOKENS, HEADS, HEAD_DIM, LAYERS = 1600, 2, 128, 5
 
 
@@ -34,7 +34,7 @@ def masks(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(visual, real) of a prompt."""
     visual = torch.zeros(1 + (name == "ragged"), TOKENS, dtype=torch.bool, device=device())
     real = torch.ones_like(visual)
-    for start, end in SHORT if name == "short" else PROMPTS[name]:
+    for start, end in (PROMPTS | SHORT)[name]:
         visual[0, start:end] = True
     visual[1:, 305:1305], real[1:, :300] = True, False
     return visual, real

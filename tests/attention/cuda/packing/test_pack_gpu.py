@@ -24,7 +24,7 @@ from duotone.attention.cuda.spans.layout import span_layout
 from duotone.attention.cuda.spans.stored import SpanLayout
 from duotone.attention.plan import Shape, resolve
 from duotone.attention.refused import RefusedError
-from duotone.cache import BlockTable, LayerStore, Ledger, PackedTensor
+from duotone.cache import BlockTable, LayerStore, Ledger
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Move
@@ -42,6 +42,7 @@ from pack_cases import (
     GroupCase,
     SpanCase,
     assert_same_pair,
+    assert_same_tokens,
     by_levels_of_kernels,
     kivi,
     run_groups,
@@ -277,15 +278,3 @@ def test_a_cache_packs_its_first_spans_at_once(visual, monkeypatch) -> None:
         canonical = one.canonical()
         for name in ("key", "value"):
             assert_same_tokens(getattr(canonical, name), getattr(other, name))
-
-
-def assert_same_tokens(mine: PackedTensor, theirs: PackedTensor) -> None:
-    """Codes of tokens and parameters of blocks that have any."""
-    assert mine.tensor_names() == theirs.tensor_names()
-    for b, n in enumerate(theirs.blocks.lengths.tolist()):
-        assert torch.equal(mine.codes[b, :, :n], theirs.codes[b, :, :n])
-        filled = theirs.blocks.sizes[b] > 0
-        for part in {*theirs.tensor_names()} - {"codes"}:
-            assert torch.equal(
-                getattr(mine, part)[b][:, filled], getattr(theirs, part)[b][:, filled]
-            )

@@ -2,70 +2,31 @@
 
 import pytest
 import torch
-from class_pack_cases import ClassCase, class_states
 from cuda_device import NEEDS_KERNELS
+from short_spans import EDGES, KINDS, assert_same_canonical, packed_short
 
 import duotone
-from duotone.attention.cuda.classes.pack import prepared
-from duotone.attention.cuda.classes.stream import ClassLayout
-from duotone.attention.cuda.spans.stored import SpanLayout
+from duotone.attention.cuda.classes import pack as class_pack
 from duotone.attention.plan import Shape, resolve
+from duotone.attention.refused import RefusedError
 from duotone.cache import LayerStore, Ledger
-from duotone.cache.pair import PackedPair
 
-from cases import CALIBRATED, SMALL
-from pack_cases import BF16, SEARCHED_CASES, SpanCase, sorted_levels, taken_anywhere
+from pack_cases import BF16
 
 pytestmark = NEEDS_KERNELS
 
-EDGES = [((0, 81, 162), (0, 30, 30)), ((0, 1),), ((0, 42, 70),)]
 
-
-def assert_same_canonical(mine: PackedPair, theirs: PackedPair) -> None:
-    assert mine.records is None
-    for one, other in ((mine.key, theirs.key), (mine.value, theirs.value)):
-        assert one.tensor_names() == other.tensor_names()
-        for b, n in enumerate(other.blocks.lengths.tolist()):
-            assert torch.equal(one.codes[b, :, :n], other.codes[b, :, :n])
-            filled = other.blocks.sizes[b] > 0
-            for part in {*other.tensor_names()} - {"codes"}:
-                own, their = (getattr(x, part)[b][:, filled] for x in (one, other))
-                assert torch.equal(own, their)
+def no_kernel(*_) -> None:
+    raise RefusedError("torch finds them here")
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize("specs", [SMALL, CALIBRATED], ids=["small", "calibrated"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("edges", EDGES, ids=str)
-def test_classes_are_packed_by_kernels(edges, specs) -> None:
-    case = ClassCase("short", *specs, edges, 64)
-    key, value, piece = class_states(case)
-    work = prepared(key, value, case.spec, piece)
-    expected = PackedPair(
-        work.key_levels.packed(work.key, case.key), work.value_levels.packed(work.value, case.value)
-    )
-    assert_same_canonical(ClassLayout().pack(key, value, case.spec, piece), expected)
-
-
-@pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize("edges", EDGES, ids=str)
-def test_searched_levels_are_of_kernels(edges) -> None:
-    spec = SEARCHED_CASES[0].spec
-    offsets = torch.tensor(edges, device="cuda")
-    shape = (len(edges), 2, int(offsets.max()) + 29, 128)
-    states = [torch.randn(*shape, device="cuda", dtype=BF16) for _ in range(2)]
-    piece = taken_anywhere(offsets, shape[2])
-    pair = []
-    for x, of in zip(states, (spec.key, spec.value), strict=True):
-        taken = piece.take.apply(x)
-        pair.append(sorted_levels(taken, of, piece.spans, x.shape[3]).packed(taken, of))
-    assert_same_canonical(SpanLayout().pack(*states, spec, piece), PackedPair(*pair))
-
-
-def test_plain_short_spans_are_left_to_torch() -> None:
-    """Min/max takes torch a few launches."""
-    x = torch.randn(1, 2, 110, 128, device="cuda", dtype=BF16)
-    piece = taken_anywhere(torch.tensor(EDGES[2], device="cuda"), 110)
-    assert SpanLayout().pack(x, x, SpanCase().spec, piece) is None
+def test_spans_that_fill_no_records_are_canonical(edges, kind, monkeypatch) -> None:
+    # Levels are torch's, so that bytes can be compared.
+    monkeypatch.setattr(class_pack.search, "check", no_kernel)
+    assert_same_canonical(*packed_short(*KINDS[kind], edges))
 
 
 @pytest.mark.parametrize("tokens", [81, 144, 256])

@@ -24,22 +24,25 @@ class SpanLayout:
         return span_layout(key, value)
 
     def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
-        """Quantize dense K and V; None where torch has to, or to raise.
+        """Quantize dense K and V; None where torch has to, or to raise."""
+        return stored(key, value, spec, piece) if key.is_cuda else None
 
-        Spans that fill no records end in canonical order. Kernels find their levels as well, where
-        these are searched.
-        """
-        if not key.is_cuda:
-            return None
-        is_plain = reason_against(check, spec, key, value) is None
-        if not is_plain and reason_against(searched.check, spec, key, value):
-            return None
-        form = format_of(spec.key, spec.value, (key.shape[3], value.shape[3]))
-        fills = has_records(form, piece.spans.split(spec.key.group))
-        if not fills and (is_plain or not piece.spans.tokens):
-            return None
-        if not is_plain:
-            pair = searched.searched_pack(key, value, spec, piece)
-            return pair if fills else pair.canonical()
-        pair = span_pack(key, value, spec, piece)
-        return pair if is_finite(total(pair), NOT_FINITE) else None
+
+def stored(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
+    """Quantize by kernels, into records where spans fill these; None where torch has to.
+
+    Spans that fill no records, and whose levels are searched, end in canonical order. Torch would
+    take some 2,000 launches a tensor for the search. It takes a few for min/max.
+    """
+    is_plain = reason_against(check, spec, key, value) is None
+    if not is_plain and reason_against(searched.check, spec, key, value):
+        return None
+    form = format_of(spec.key, spec.value, (key.shape[3], value.shape[3]))
+    fills = has_records(form, piece.spans.split(spec.key.group))
+    if not fills and (is_plain or not piece.spans.tokens):
+        return None
+    if not is_plain:
+        pair = searched.searched_pack(key, value, spec, piece)
+        return pair if fills else pair.canonical()
+    pair = span_pack(key, value, spec, piece)
+    return pair if is_finite(total(pair), NOT_FINITE) else None
