@@ -11,14 +11,14 @@ from duotone.attention.cuda.shared import runtime
 from duotone.attention.families import FAMILIES
 from duotone.attention.family import Family, Tokens
 from duotone.attention.triton.family import first_refusal
-from duotone.cache.segments import Segment
+from duotone.cache.segments import PackedSegment, Segment
 
 # Dense tokens per sequence that no implementation takes long for.
 FEW_TOKENS = 1024
 NO_RECORDS = "no segment of this call has its codes in records (QuantizedCache(impl='cuda'))"
 OTHER_ORDER = (
-    "its codes have no records: blocks are shorter than the kernels' tiles, rows were cropped "
-    "inside one, or layers that share them need another order"
+    "its codes have no records: rows were cropped inside a block, or layers that share them need "
+    "another order"
 )
 # A segment and the family whose order it has; one that the CUDA kernels leave has a reason.
 Read = tuple[Family, Segment]
@@ -60,7 +60,7 @@ def choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None
     others = [segment for _, segment, _ in left]
     in_records = (why for _, segment, why in left if segment.records is not None)
     against = runtime.missing(query.device) or next(in_records, None)
-    if against is None and all(segment.records is None for segment in kv):
+    if against is None and not any(isinstance(x, PackedSegment) for _, x in read):
         against = NO_RECORDS
     if against is None and others:
         against = first_refusal(query, others)
@@ -89,7 +89,7 @@ def _causes(query: Tensor, left: list[Left], kv: Sequence[Segment], against: str
     if untried := runtime.refusal(query.device, "auto"):
         return [untried]
     # Dense tokens alone are no cause: they are in the order of their family.
-    if packed := [why for family, _, why in left if family.impl != "cuda"]:
+    if packed := [why for _, segment, why in left if isinstance(segment, PackedSegment)]:
         return packed
     # Up to there every implementation takes the time of its launches.
     few = max(segment.tokens for segment in kv) <= FEW_TOKENS

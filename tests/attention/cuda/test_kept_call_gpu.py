@@ -8,7 +8,7 @@ from duotone.attention import decode_attention
 from duotone.attention.cuda import decode
 from duotone.cache.segments import DenseSegment
 
-from cases import Case, assert_near_half, build, poisoned, reference
+from cases import SMALL, Case, assert_near_half, build, poisoned, reference
 from paths import module_at
 
 joint = module_at("attention/cuda/test_joint_gpu")
@@ -16,11 +16,13 @@ joint = module_at("attention/cuda/test_joint_gpu")
 pytestmark = NEEDS_KERNELS
 BF16 = torch.bfloat16
 SHAPE = {"head_dim": 128, "kv_heads": 2, "dtype": BF16}
+SHORT = {"key": SMALL[0], "value": SMALL[1]}
 CASES = {
     "spans": Case((3329, 100), dense=(1, 33), **SHAPE),
     "calibrated": Case((3329, 100), dense=(1, 33), tau=(0.0, 3.0), **SHAPE),
     "groups": Case((3329, 100), **joint.KIVI, dense=(1, 33), **SHAPE),
     "norm": Case((3329, 100), **joint.KIVI, dense=(1, 33), key_norm=True, **SHAPE),
+    "short spans": Case((3329, 100), **SHORT, spans=60, dense=(1, 33), **SHAPE),
 }
 
 
@@ -37,6 +39,11 @@ def plans(monkeypatch) -> list:
     return made
 
 
+def held(name: str, kv: list) -> list:
+    """Segments as a cache holds them: short spans in canonical order."""
+    return kv if name == "short spans" else joint.laid_out(kv)
+
+
 def step(kv: list, new: torch.Tensor) -> list:
     """Segments with one more 16-bit token, in new tensors."""
     *packed, dense = kv
@@ -51,7 +58,7 @@ def step(kv: list, new: torch.Tensor) -> list:
 def test_later_steps_match_the_reference(name: str, plans) -> None:
     case = CASES[name]
     query, plain = build(case)
-    kv = joint.laid_out(poisoned(plain))
+    kv = held(name, poisoned(plain))
     for _ in range(12):
         out = decode_attention(query, kv, sm_scale=case.sm_scale, tau=case.tau, impl="cuda")
         assert_near_half(out, reference(case, query, plain))
@@ -64,7 +71,7 @@ def test_later_steps_match_the_reference(name: str, plans) -> None:
 def test_streams_take_turns(name: str, plans) -> None:
     case = CASES[name]
     query, plain = build(case)
-    kv, streams = joint.laid_out(plain), [torch.cuda.Stream() for _ in range(3)]
+    kv, streams = held(name, plain), [torch.cuda.Stream() for _ in range(3)]
     torch.cuda.synchronize()
     queries = [torch.randn_like(query) for _ in range(24)]
     found = []

@@ -23,8 +23,9 @@ from duotone.attention.cuda.shared.runtime import PreparedLaunch
 from duotone.attention.cuda.shared.work import Fields
 from duotone.attention.family import Family
 from duotone.attention.rotated import SegmentQueries, Wants
+from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import LaidOut
-from duotone.cache.segments import Segment
+from duotone.cache.segments import PackedSegment, Segment
 from duotone.tools.devices import on_device
 
 _LOCAL = threading.local()
@@ -34,11 +35,11 @@ def kept_call(
     query: Tensor, kv: Sequence[Segment], sm_scale: float, tau: tuple[float, float] | None
 ) -> Callable[[], Tensor] | None:
     """The call by kept launches; None where there are none that fit. Arguments as in `keep`."""
-    records = _first_records(kv)
-    if records is None:
+    packed = _first_packed(kv)
+    if packed is None:
         return None
-    found = _kept().get(id(records))
-    if found is None or found[0]() is not records:
+    found = _kept().get(id(packed))
+    if found is None or found[0]() is not packed:
         return None
     query, present = query.contiguous(), [segment for segment in kv if segment.tokens]
     call = found[1]
@@ -63,25 +64,25 @@ def keep(
     `launched`.
     """
     known = all(isinstance(launch, PreparedLaunch) for launch in launched.made)
-    records = _first_records([segment for _, segment in read])
-    if records is None or not known:
+    packed = _first_packed([segment for _, segment in read])
+    if packed is None or not known:
         return
     parts = [_Part(number, *read[number]) for number in order]
     turns = any(Wants.of(segment) != (None, None) for _, segment in read)
     call = KeptCall(_settings(query, sm_scale, tau), parts, launched, turns)
-    kept, address = _kept(), id(records)
-    kept[address] = weakref.ref(records, lambda _: kept.pop(address, None)), call
+    kept, address = _kept(), id(packed)
+    kept[address] = weakref.ref(packed, lambda _: kept.pop(address, None)), call
 
 
-def _kept() -> dict[int, tuple[weakref.ref[LaidOut], KeptCall]]:
-    """Calls that this thread keeps, by the address of their first records."""
+def _kept() -> dict[int, tuple[weakref.ref[LaidOut | PackedTensor], KeptCall]]:
+    """Calls that this thread keeps, by the address of their first packed part."""
     if not hasattr(_LOCAL, "kept"):
         _LOCAL.kept = {}
     return _LOCAL.kept
 
 
-def _first_records(kv: Sequence[Segment]) -> LaidOut | None:
-    return next((segment.records for segment in kv if segment.records is not None), None)
+def _first_packed(kv: Sequence[Segment]) -> LaidOut | PackedTensor | None:
+    return next((part for segment in kv for part in _objects(segment)), None)
 
 
 def _settings(query: Tensor, sm_scale: float, tau: tuple[float, float] | None) -> Hashable:
@@ -111,12 +112,15 @@ class _Part:
 
 
 def _kind(segment: Segment) -> Hashable:
-    return type(segment), segment.visual, segment.key_norm is None
+    return type(segment), segment.visual, segment.key_norm is None, segment.records is None
 
 
-def _objects(segment: Segment) -> tuple[object, ...]:
+def _objects(segment: Segment) -> tuple[LaidOut | PackedTensor, ...]:
     """Objects that hold all packed parts: they are immutable."""
-    return () if segment.records is None else (segment.records, segment.key, segment.value)
+    if not isinstance(segment, PackedSegment):
+        return ()
+    records = () if segment.records is None else (segment.records,)
+    return (*records, segment.key, segment.value)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 // Channels in fours: a lane's vectors of q, and of what is known by channel.
+#include "shared/lanes.cuh"
 #define FOURS ((D / 4 + 31) / 32)  // of a lane
 
 // The first channel of a lane's vector i.
@@ -63,13 +64,3 @@ struct QueryFours {
 #endif
   }
 };
-
-__device__ __forceinline__ float sum_of_lanes(float x) {
-#pragma unroll
-  for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(FULL, x, o);
-  return x;
-}
-// Largest number of the lanes. None is negative: their bits order as they do.
-__device__ __forceinline__ float most_of_lanes(float x) {
-  return __uint_as_float(__reduce_max_sync(FULL, __float_as_uint(x)));
-}

@@ -1,0 +1,1 @@
+"""Decode attention on short spans in canonical order."""
