@@ -14,6 +14,7 @@ from duotone.attention.cuda.classes import stream as class_stream
 from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.levels import search as level_search
 from duotone.attention.cuda.levels.search import find_levels
+from duotone.attention.cuda.short import pack as short_pack
 from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans import searched
 from duotone.attention.cuda.spans import stored as span_stored
@@ -45,7 +46,7 @@ def leave_out_launches(
         assert is_finite(levels.total, NOT_FINITE)
         return levels
 
-    for module in (class_pack, small_levels, level_search, span_pack, group_pack):
+    for module in (class_pack, short_pack, small_levels, level_search, span_pack, group_pack):
         monkeypatch.setattr(module, "kernel", kernel)
     for module in (level_search, span_pack):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
@@ -54,7 +55,7 @@ def leave_out_launches(
     monkeypatch.setattr(span_pack, "counters", lambda device, count: (0, None))
     monkeypatch.setattr(group_pack, "has_kernels", lambda device: True)
     monkeypatch.setattr(group_pack, "shared_bytes", lambda device: 232448)
-    for module in (class_pack, searched):
+    for module in (class_pack, short_pack, searched):
         monkeypatch.setattr(module, "sorted_levels", sorted_levels)
         monkeypatch.setattr(module, "stored_levels", small_levels.small_rows)
     # No kernel wrote numbers that could be checked.

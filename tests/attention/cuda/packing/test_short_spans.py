@@ -5,6 +5,7 @@ import torch
 from short_spans import EDGES, FILLED, KINDS, assert_same_canonical, packed_short
 
 from duotone.attention.cuda.classes import pack as class_pack
+from duotone.attention.cuda.short import pack as short_pack
 from duotone.attention.cuda.spans import pack as span_pack
 
 from cuda_on_cpu import missing, run_on_cpu
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 @pytest.fixture(params=KINDS)
 def kind(request, monkeypatch, folder):
     """A module of a layout, and a spec of it; its kernels run on the CPU."""
-    for module in (class_pack, span_pack):
+    for module in (class_pack, span_pack, short_pack):
         run_on_cpu(module, monkeypatch, folder)
     return KINDS[request.param]
 

@@ -1,11 +1,13 @@
-"""`short_decode` compiles for sm_80 and sm_90 without a GPU, within what is planned for it."""
+"""The kernels compile for sm_80 and sm_90 without a GPU, within what is planned for them."""
 
 import pytest
+import torch
 
 import duotone
 from cubins import shared_of, stack_of
 from duotone.attention.cuda.shared.geometry import SHARED_KIB
 from duotone.attention.cuda.short import decode as short_decode
+from duotone.attention.cuda.short import pack as short_pack
 from duotone.attention.cuda.short.decode import SOURCE, WARPS, Side, form_of, per_sm
 from duotone.quant import TensorSpec
 
@@ -38,6 +40,15 @@ def test_compiles_with_the_memory_that_is_planned(form, group, arch) -> None:
         # CUDA keeps 1,024 bytes of every block.
         assert shared_of(binary, "short_decode") <= static + 1024
         assert stack_of(binary) <= 64
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("spec", [*BACK, UNITS[1], TensorSpec(4)], ids=str)
+def test_packing_compiles(spec, dtype) -> None:
+    x = torch.empty(1, 1, 1, 80 if spec.classes is None else 64, dtype=dtype)
+    macros = short_pack.macros_of(Side.of(spec, x.shape[3]), x)
+    assert stack_of(binary_of(short_pack.SOURCE, "sm_90", macros)) == 0
 
 
 def test_blocks_that_fit_no_multiprocessor_are_not_planned() -> None:

@@ -26,6 +26,7 @@ from duotone.attention.cuda.dense.window_append import appends, window_move
 from duotone.attention.cuda.groups.tiles import put
 from duotone.attention.cuda.shared.filling import has_records
 from duotone.attention.cuda.shared.runtime import has_kernels
+from duotone.attention.cuda.short.pack import short_pack
 from duotone.attention.cuda.spans.layout import TILE
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
@@ -182,7 +183,7 @@ class NoLayout:
 def stored(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
     """Quantize by kernels, into records where tokens fill these; None for streams that do not.
 
-    Spans that fill no records end in canonical order. Torch would take some 2,000 launches a tensor
+    Spans that fill no records are in canonical order. Torch would take some 2,000 launches a tensor
     to search their levels.
     """
     spans = piece.spans.split(spec.value.group)
@@ -190,7 +191,9 @@ def stored(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair
         return pack(key, value, spec, piece)
     if spec.value.group is not None or not spans.tokens:
         return None
-    return pack(key, value, spec, piece).canonical()
+    if spec.key.group is not None:
+        return pack(key, value, spec, piece).canonical()
+    return short_pack(key, value, spec, piece)
 
 
 def pack(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair:

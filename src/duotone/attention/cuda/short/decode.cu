@@ -20,7 +20,8 @@
 #include "shared/common.cuh"
 #include "shared/lanes.cuh"
 #include "shared/small_floats.cuh"
-#include "short/rows.cuh"
+#include "short/row.cuh"
+#include "short/parameters.cuh"
 #include "short/span.cuh"
 static_assert(STAGES == 2 && WARP_BYTES <= STAGES * SLOT_BYTES, "a warp's memory is too small");
 

@@ -1,6 +1,6 @@
 // A warp's memory, and one span in it: q in the order of the codes, scores, sums of V.
 //
-// Expects rows.cuh, and ROUNDS_OF_TOKENS: tokens of a lane that are staged together.
+// Expects parameters.cuh, and ROUNDS_OF_TOKENS: tokens of a lane that are staged together.
 #define ROOM (32 * ROUNDS_OF_TOKENS)
 #define SUMS_BYTES (G * (D + 8) * 4)
 #define MOST_SLOTS (Keys::SLOTS > Values::SLOTS ? Keys::SLOTS : Values::SLOTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from duotone.attention.cuda.shared.filling import has_records
+from duotone.attention.cuda.short.pack import short_pack
 from duotone.attention.cuda.spans import searched
 from duotone.attention.cuda.spans.layout import Records, format_of, span_layout
 from duotone.attention.cuda.spans.pack import check, span_pack, total
@@ -31,7 +32,7 @@ class SpanLayout:
 def stored(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
     """Quantize by kernels, into records where spans fill these; None where torch has to.
 
-    Spans that fill no records, and whose levels are searched, end in canonical order. Torch would
+    Spans that fill no records, and whose levels are searched, are in canonical order. Torch would
     take some 2,000 launches a tensor for the search. It takes a few for min/max.
     """
     is_plain = reason_against(check, spec, key, value) is None
@@ -42,7 +43,6 @@ def stored(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair
     if not fills and (is_plain or not piece.spans.tokens):
         return None
     if not is_plain:
-        pair = searched.searched_pack(key, value, spec, piece)
-        return pair if fills else pair.canonical()
+        return (searched.searched_pack if fills else short_pack)(key, value, spec, piece)
     pair = span_pack(key, value, spec, piece)
     return pair if is_finite(total(pair), NOT_FINITE) else None

@@ -1,24 +1,6 @@
-// Rows of codes in canonical order (quant/packing.py): a token's classes of channels one after the
-// other, the widest first, each in whole bytes. With codes of one width all channels are one class.
+// Parameters of spans in canonical order, and codes as floats.
 //
-// A place is a channel's number in the order of the codes, a slot that of a code in the bytes.
-// Classes begin at multiples of 8 slots, so that a byte's slots are aligned.
-//
-// Expects KN4, KN2, KN1, VN4, VN2, VN1: channels of each width.
-
-template <int N4, int N2, int N1>
-struct Row {
-  static constexpr int B4 = (N4 + 1) / 2, B2 = (N2 + 3) / 4, B1 = (N1 + 7) / 8;
-  static constexpr int S2 = (2 * B4 + 7) / 8 * 8, S1 = S2 + (4 * B2 + 7) / 8 * 8;
-  static constexpr int BYTES = B4 + B2 + B1, SLOTS = S1 + 8 * B1, CODED = N4 + N2 + N1;
-
-  static __device__ __forceinline__ int bits(int place) {
-    return place < N4 ? 4 : place < N4 + N2 ? 2 : 1;
-  }
-  static __device__ __forceinline__ int slot(int place) {
-    return place < N4 ? place : place < N4 + N2 ? S2 + place - N4 : S1 + place - N4 - N2;
-  }
-};
+// Expects row.cuh, and KN4, KN2, KN1, VN4, VN2, VN1: channels of each width.
 typedef Row<KN4, KN2, KN1> Keys;
 typedef Row<VN4, VN2, VN1> Values;
 
