@@ -18,8 +18,8 @@ MOST = {
 }
 # In canonical order.
 MOST_SHORT = 36
-# Where they join others; long ones are brought into records again.
-MOST_LATER = {"short": 54, "some": 600}
+# Where they join others.
+MOST_LATER = {"short": 54, "some": 70}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_short_pictures_ask_the_host_nothing_either(policy: str, launches) -> No
 
 @pytest.mark.parametrize("name", ["short", "some"])
 def test_pictures_of_a_later_turn_ask_the_host_nothing(name: str, launches) -> None:
-    """Their levels are of kernels; then torch joins both turns in canonical order."""
+    """Kernels pack them; then they are copied after those of the first turn."""
     prompt = Prompt(PARTS, name)
     prompt.apply(range(LAYERS))
     prompt.begin(*masks(name))

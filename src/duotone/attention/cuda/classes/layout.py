@@ -50,7 +50,13 @@ from duotone.attention.cuda.classes.params import (
 )
 from duotone.attention.cuda.shared.filling import fitted, has_records
 from duotone.attention.cuda.shared.tables import once_per_table
-from duotone.attention.cuda.spans.layout import TILE, record_slots, slot_of_token
+from duotone.attention.cuda.spans.layout import (
+    TILE,
+    joined,
+    joined_records,
+    record_slots,
+    slot_of_token,
+)
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
 
@@ -122,9 +128,21 @@ class ClassRecords:
         """No tensor at all."""
         return key.without_parts(), value.without_parts()
 
-    def append(self, other: ClassRecords, held: BlockTable, more: BlockTable) -> None:
-        """Spans would start new records: not by copying."""
-        return
+    def append(
+        self, other: ClassRecords, held: BlockTable, more: BlockTable
+    ) -> ClassRecords | None:
+        """Records of more spans after ours, by copying; None where theirs have another size.
+
+        Nor are they joined where K has groups, whose table is not that of spans.
+        """
+        if other.format != self.format or self.format.key_in_tiles:
+            return None
+        join, first = joined_records(held, more, self.format.tokens)
+        rows, new = held.append(more)[1], other.tensors
+        moves = dict.fromkeys(self.tensors, rows) | {"data": join}
+        del moves["first"]
+        parts = {n: joined(move, self.tensors[n], new[n]) for n, move in moves.items()}
+        return replace(self, **parts, first=first)
 
 
 def class_layout(key: PackedTensor, value: PackedTensor) -> ClassRecords | None:

@@ -48,6 +48,7 @@ from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.shared.tiles import MOST_TILES, Tiled
 from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.ragged import Move, concatenate
 from duotone.quant import TensorSpec, pack
 from duotone.quant.honours import Honours
 from duotone.quant.packing import join_bits, split_bits
@@ -140,9 +141,12 @@ class Records:
         """Everything but the codes."""
         return key.without_codes(), value.without_codes()
 
-    def append(self, other: Records, held: BlockTable, more: BlockTable) -> None:
-        """Blocks would start new records, and be joined with blocks that end: not by copying."""
-        return
+    def append(self, other: Records, held: BlockTable, more: BlockTable) -> Records | None:
+        """Records of more blocks after ours, by copying; None where theirs have another size."""
+        if other.format != self.format:
+            return None
+        join, first = joined_records(held, more, self.format.tokens)
+        return Records(self.format, joined(join, self.data, other.data), first)
 
 
 def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
@@ -219,16 +223,38 @@ def record_slots(blocks: BlockTable, tokens: int) -> tuple[Tensor, Tensor]:
 
     tokens: per record.
     """
-    counts = -(-blocks.sizes // tokens)
-    first = counts.cumsum(-1) - counts
+    first, device = first_records(blocks, tokens), blocks.sizes.device
     slots = filled_tiles(blocks, TILE)[tokens // TILE] * TILE
-    token = torch.full((len(counts), slots + 1), -1, device=counts.device)
+    token = torch.full((len(first), slots + 1), -1, device=device)
     for b in range(blocks.blocks):
-        place = torch.arange(blocks.longest, device=counts.device).expand(len(counts), -1)
+        place = torch.arange(blocks.longest, device=device).expand(len(first), -1)
         real = place < blocks.sizes[:, b, None]
         slot = torch.where(real, first[:, b, None] * tokens + place, slots)
         token.scatter_(1, slot, torch.where(real, blocks.offsets[:, b, None] + place, -1))
     return token[:, :slots], first.int()
+
+
+def first_records(blocks: BlockTable, tokens: int) -> Int[Tensor, "batch blocks"]:
+    """First record of each block. tokens: per record."""
+    counts = -(-blocks.sizes // tokens)
+    return counts.cumsum(-1) - counts
+
+
+@once_per_table
+def joined_records(held: BlockTable, more: BlockTable, tokens: int) -> tuple[Move, Tensor]:
+    """(move that joins the records of two tables' blocks, first record of each block of both).
+
+    tokens: per record. The host waits once for the number of records.
+    """
+    counts = [(-(-table.sizes // tokens)).sum(-1) for table in (held, more)]
+    width = filled_tiles(held, TILE)[tokens // TILE] * TILE // tokens
+    first = first_records(held.append(more)[0], tokens)
+    return concatenate(*counts, width), first.int()
+
+
+def joined(join: Move, held: Tensor, more: Tensor) -> Tensor:
+    """Rows of two tensors along their third axis, contiguous."""
+    return join.pick(torch.cat([held, more], 2)).contiguous()
 
 
 def slot_of_token(token: Int[Tensor, "batch slots"], tokens: int) -> Int[Tensor, "batch tokens"]:
