@@ -60,6 +60,7 @@ def _changed_scores(kv: Sequence[Segment], tau: tuple[float, float] | None) -> s
 
 
 def _on_dequantized(query: Query, kv: Sequence[Segment], sm_scale: float) -> Output:
+    kv = [segment.canonical() for segment in kv]
     key, value = (_joined(kv, which, query) for which in ("key", "value"))
     step = max(1, MAX_MASK // max(1, len(query) * key.shape[2]))
     pieces = []

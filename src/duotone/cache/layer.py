@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -21,7 +22,12 @@ from duotone.cache.saliency import foreground_first
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec
 from duotone.quant.autocast import without_autocast
+from duotone.quant.checks import is_finite
 
+HIDDEN = (
+    "visual spans with a background can only be seen as a whole; this step's attention mask hides "
+    "a part of them. Use a scheme without a background."
+)
 # The last axis are channels, of K and V as many but in latent caches.
 States = Float[Tensor, "batch kv_heads tokens _"]
 
@@ -313,8 +319,6 @@ def _check_whole(rolls: tuple[Roll, ...], mask: Tensor) -> None:
     """Raise where a query sees some, not all, visual tokens: each layer orders them by itself."""
     seen = torch.cat([roll.visible(mask) for roll in rolls], 2)
     real = torch.cat([valid_mask(r.lengths, r.positions.shape[1]) for r in rolls], 1)[:, None]
-    if bool(((seen & real).any(2) & (~seen & real).any(2)).any()):
-        raise ValueError(
-            "visual spans with a background can only be seen as a whole; this step's attention "
-            "mask hides a part of them. Use a scheme without a background."
-        )
+    hidden = ((seen & real).any(2) & (~seen & real).any(2)).any()
+    if not is_finite(torch.where(hidden, math.inf, 0.0), HIDDEN):
+        raise ValueError(HIDDEN)

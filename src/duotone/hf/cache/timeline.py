@@ -208,7 +208,8 @@ class Timeline:
     ) -> list[Segment]:
         """The stored tokens of a layer, as they are or as they were before this step."""
         self.thaw()
-        return self.stores[index].segments(self.state(index, before), mask)
+        with put_off(self.checks):
+            return self.stores[index].segments(self.state(index, before), mask)
 
     def state(self, index: int, before: bool = False) -> LedgerState:
         """Places of a layer's tokens, now or before this step."""

@@ -42,7 +42,8 @@ def from_class_codes(tiles: Tensor, slot: Tensor, form: ClassFormat, value: bool
     words = tiles.unflatten(-1, (-1, 32, unit, 4)).transpose(4, 5).flatten(3, 4)
     parts = []
     for (bits, n, places), part in zip(classes.pieces, words.split(classes.words, 3), strict=True):
-        codes = untile_codes(part.flatten(3), _order(places, bits, value), bits, TILE)
+        order = _order_on(tiles.device, places, bits, value)
+        codes = untile_codes(part.flatten(3), order, bits, TILE)
         parts.append(codes[..., :n])
     joined = torch.nn.functional.pad(torch.cat(parts, -1), (0, form.head_dim - classes.channels))
     return joined.gather(2, slot[:, None, :, None].expand(-1, joined.shape[1], -1, form.head_dim))

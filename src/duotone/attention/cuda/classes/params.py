@@ -16,6 +16,7 @@ from duotone.attention.cuda.spans.layout import TILE
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
 from duotone.quant.classes import CLASS_BITS, class_order, pack_classes
+from duotone.tools.kept import cached_once, kept
 
 
 def span_parameters(x: PackedTensor, name: str) -> dict[str, Tensor]:
@@ -109,10 +110,16 @@ def _packed_classes(numbers: Tensor, spec: TensorSpec) -> dict[str, Tensor]:
 
 def _class_numbers(order: Tensor, classes: Classes, head_dim: int) -> Tensor:
     """The class number of every channel from the channels of the coded ranks, class by class."""
-    number = classes.number_of_rank(head_dim)[: classes.channels]
-    rest = torch.full((*order.shape[:3], head_dim), len(classes.sizes), dtype=torch.uint8)
+    number = _on_device(order.device, classes, head_dim)[: classes.channels]
+    rest = number.new_full((*order.shape[:3], head_dim), len(classes.sizes))
     index = order[..., : classes.channels]
-    return rest.to(order.device).scatter_(-1, index, number.to(order.device).expand_as(index))
+    return rest.scatter_(-1, index, number.expand_as(index))
+
+
+@cached_once
+def _on_device(device: torch.device, classes: Classes, head_dim: int) -> Tensor:
+    """`Classes.number_of_rank` on a device, copied once: a copy waits, and cannot be captured."""
+    return kept(lambda: classes.number_of_rank(head_dim).to(device), device)
 
 
 def largest_scales(

@@ -30,7 +30,7 @@ record; what is filled up has code 0 and is masked by lengths or multiplied by 0
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -52,6 +52,7 @@ from duotone.cache.ragged import Move, concatenate
 from duotone.quant import TensorSpec, pack
 from duotone.quant.honours import Honours
 from duotone.quant.packing import join_bits, split_bits
+from duotone.tools.kept import cached_once, kept
 
 WIDTHS = (1, 2, 3, 4, 8)
 HONOURS = Honours.of(
@@ -193,7 +194,7 @@ def to_records(key: Codes, value: Codes, blocks: BlockTable, form: RecordFormat)
         (value, form.value_bits, value_order),
     ):
         filled = take_tokens(codes, token, form.channels)
-        tiles = tile_codes(filled, order(form.channels, bits), bits, TILE)
+        tiles = tile_codes(filled, _on_device(codes.device, order, form.channels, bits), bits, TILE)
         parts.append(tiles.unflatten(2, (-1, form.tiles)).flatten(3))
     return Records(form, torch.cat(parts, -1), first)
 
@@ -211,7 +212,8 @@ def from_records(records: Records, blocks: BlockTable) -> tuple[Codes, Codes]:
         (value, form.value_bits, value_order),
     ):
         tiles = part.unflatten(-1, (form.tiles, -1)).flatten(2, 3)
-        codes = untile_codes(tiles, order(form.channels, bits), bits, TILE)[..., : form.head_dim]
+        places = _on_device(tiles.device, order, form.channels, bits)
+        codes = untile_codes(tiles, places, bits, TILE)[..., : form.head_dim]
         at = place[:, None, :, None].expand(-1, codes.shape[1], -1, form.head_dim)
         unpacked.append(codes.gather(2, at))
     return unpacked[0], unpacked[1]
@@ -343,6 +345,14 @@ def value_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor
     m, a = register % (channels // 16), register // (channels // 16)
     token = 32 * (a // 4) + 8 * (a // 2 % 2) + 2 * (lane % 4) + 16 * (j % 2) + j // 2
     return token * channels + 16 * m + 8 * (a % 2) + lane // 4
+
+
+@cached_once
+def _on_device(
+    device: torch.device, order: Callable[[int, int], Tensor], channels: int, bits: int
+) -> Tensor:
+    """A table of places on a device, copied once: a copy waits, and cannot be captured."""
+    return kept(lambda: order(channels, bits).to(device), device)
 
 
 def _planes(nibbles: Int[Tensor, "nibble_bytes 2"]) -> Int[Tensor, "bytes 8"]:
