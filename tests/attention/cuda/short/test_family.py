@@ -68,6 +68,9 @@ def test_tensors_of_a_call_are_asked_too(monkeypatch: pytest.MonkeyPatch) -> Non
     blocks = type(packed.value.blocks)(offsets)
     strided = {x: replace(getattr(packed, x), blocks=blocks) for x in ("key", "value")}
     assert chosen(SPANS, **strided).impl != "cuda"
+    wider = packed.value.codes.new_zeros(2, 1, 9, packed.value.codes.shape[3])
+    codes = torch.cat([packed.value.codes, wider], 2)
+    assert chosen(SPANS, value=replace(packed.value, codes=codes)).impl != "cuda"
     monkeypatch.setattr(runtime, "is_untried", lambda device: True)
     found = chosen(SPANS)
     assert found.impl == "triton"

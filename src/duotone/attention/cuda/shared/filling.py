@@ -45,8 +45,8 @@ def _of_tiles(form: Format, tiles: int) -> Format:
 def has_records(form: Tiled, blocks: BlockTable) -> bool:
     """True where these blocks are long, or fill the records that they start nearly to their ends.
 
-    On an H200 attention on 48 blocks of 64 tokens takes 7 us in class records. In canonical order
-    it takes 31 us, of 5 % fewer bytes. Blocks of 32 tokens would take twice the bytes.
+    With 13 blocks of 64 tokens in class records an H200's attention takes 10 us, in canonical order
+    12 us of 5 % fewer bytes. Blocks of 32 tokens would take twice the bytes.
     """
     if not blocks.tokens or blocks.tokens >= MIN_BLOCK_TOKENS * blocks.blocks:
         return blocks.tokens > 0

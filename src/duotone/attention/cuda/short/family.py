@@ -65,6 +65,11 @@ def _at_call(query: Tensor, segment: PackedSegment, tokens: Tokens) -> None:
             raise RefusedError(f"packed K and V must be contiguous; {strided} are not")
     if not segment.value.blocks.offsets.is_contiguous():
         raise RefusedError("offsets of spans must be contiguous")
+    if segment.key.tokens != segment.value.tokens:
+        raise RefusedError(
+            "K and V must have room for equally many tokens; "
+            f"got {segment.key.tokens} and {segment.value.tokens}"
+        )
 
 
 @once_per_table
