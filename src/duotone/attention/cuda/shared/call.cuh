@@ -53,6 +53,16 @@ __device__ __forceinline__ u16 float_to_out(float x) {
   return y;
 }
 #endif
+// Sum over the lanes of a warp.
+__device__ __forceinline__ float sum_of_lanes(float x) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(FULL, x, o);
+  return x;
+}
+// Largest number of the lanes. None is negative: their bits order as they do.
+__device__ __forceinline__ float most_of_lanes(float x) {
+  return __uint_as_float(__reduce_max_sync(FULL, __float_as_uint(x)));
+}
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
 }

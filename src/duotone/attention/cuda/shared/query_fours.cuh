@@ -1,5 +1,4 @@
 // Channels in fours: a lane's vectors of q, and of what is known by channel.
-#include "shared/lanes.cuh"
 #define FOURS ((D / 4 + 31) / 32)  // of a lane
 
 // The first channel of a lane's vector i.

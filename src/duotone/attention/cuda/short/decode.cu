@@ -18,7 +18,6 @@
 #define PACKED_TILE_BYTES SLOT_BYTES
 #define ONE_RUN
 #include "shared/common.cuh"
-#include "shared/lanes.cuh"
 #include "shared/small_floats.cuh"
 #include "short/row.cuh"
 #include "short/parameters.cuh"
