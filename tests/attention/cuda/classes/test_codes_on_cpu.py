@@ -10,7 +10,7 @@ from duotone.attention.cuda.classes import decode as class_decode
 from duotone.attention.cuda.classes.format import Classes
 from duotone.attention.cuda.classes.layout import ClassRecords, to_class_records
 from duotone.attention.cuda.shared import runtime
-from duotone.attention.cuda.spans.layout import TILE
+from duotone.attention.cuda.shared.slots import TILE
 from duotone.cache import BlockTable, pack_tensor
 from duotone.quant import TensorSpec
 

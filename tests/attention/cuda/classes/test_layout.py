@@ -7,11 +7,9 @@ import torch
 import duotone
 from duotone.attention.cuda.classes.format import COLUMN, Classes, ClassFormat, format_of
 from duotone.attention.cuda.classes.layout import class_layout, from_class_records, to_class_records
-from duotone.attention.cuda.spans.layout import TILE, record_slots
+from duotone.attention.cuda.shared.slots import TILE
 from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable, PackedTensor, pack_tensor
-from duotone.cache.pair import PackedPair
-from duotone.cache.ragged import concatenate
 from duotone.quant import TensorSpec
 
 from cases import CALIBRATED, CLASSES_KEY, CLASSES_VALUE, PRESET_KEY, SMALL, SMALL_TILES, UNITS
@@ -330,38 +328,3 @@ def test_spans_of_k_and_v_are_the_same():
     assert class_layout(key, value) is not None
     other, _ = packed(CALIBRATED, [[0, 64, 200]])
     assert class_layout(other, value) is None
-
-
-# Offsets of spans of two turns, of which some sequences have none; records of the last may differ.
-TURNS = [
-    ([[0, 256, 512], [0, 256, 256]], [[0, 256], [0, 0]]),
-    ([[0, 256]], [[0, 256, 512]]),
-    ([[0, 0], [0, 256]], [[0, 256, 512], [0, 256, 256]]),
-    ([[0, 300, 400]], [[0, 110]]),
-]
-
-
-@pytest.mark.parametrize("turns", TURNS, ids=str)
-@pytest.mark.parametrize("name", SPECS)
-def test_records_of_two_turns_join_by_copying(name, turns) -> None:
-    pairs = [PackedPair(*packed(SPECS[name], spans)) for spans in turns]
-    lengths = [pair.key.blocks.lengths for pair in pairs]
-    join = concatenate(*lengths, pairs[0].key.tokens)
-    plain = pairs[0].append(pairs[1], join)
-    laid = [pair.laid_out(class_layout) for pair in pairs]
-    alike = len({pair.records.format for pair in laid}) == 1
-    assert alike or turns is TURNS[-1]
-    both = laid[0].append(laid[1], join)
-    assert (both.records is not None) == (alike and name in BY_SPAN)
-    if both.records is None:
-        return
-    assert all(x.is_contiguous() for x in both.records.tensors.values())
-    one, other = (pair.canonical() for pair in (both, plain))
-    for x, y in ((one.key, other.key), (one.value, other.value)):
-        assert torch.equal(x.blocks.offsets, y.blocks.offsets)
-        for part in x.tensor_names():
-            for b in range(len(lengths[0])):
-                assert torch.equal(real_rows(x, part, b), real_rows(y, part, b)), part
-    token, first = record_slots(plain.value.blocks, both.records.format.tokens)
-    assert torch.equal(both.records.first, first)
-    assert both.records.data.shape[2] * both.records.format.tokens == token.shape[1]

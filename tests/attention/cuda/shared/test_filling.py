@@ -11,8 +11,9 @@ import duotone
 from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.shared.filling import filled_tiles, fitted, has_records
+from duotone.attention.cuda.shared.slots import record_slots
 from duotone.attention.cuda.spans import decode as span_decode
-from duotone.attention.cuda.spans.layout import RecordFormat, record_slots, span_layout
+from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
 from duotone.cache import BlockTable, pack_tensor
 from duotone.quant import TensorSpec
 

@@ -5,8 +5,8 @@ import torch
 
 from duotone.attention.cuda.classes.pack import _slots
 from duotone.attention.cuda.shared import tables
+from duotone.attention.cuda.shared.slots import record_slots
 from duotone.attention.cuda.shared.tables import once_per_table
-from duotone.attention.cuda.spans.layout import record_slots
 from duotone.attention.cuda.spans.pack import places
 from duotone.cache import BlockTable
 

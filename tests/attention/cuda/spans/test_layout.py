@@ -6,14 +6,10 @@ from duotone.attention.cuda.spans.layout import (
     RecordFormat,
     from_records,
     key_order,
-    span_layout,
     to_records,
     value_order,
 )
-from duotone.cache import BlockTable, pack_tensor
-from duotone.cache.pair import PackedPair
-from duotone.cache.ragged import concatenate
-from duotone.quant import TensorSpec
+from duotone.cache import BlockTable
 
 FORMATS = [
     RecordFormat(head_dim, key_bits, value_bits)
@@ -78,39 +74,3 @@ def test_picking_sequences_picks_their_records():
     picked = to_records(codes, codes, blocks, form).rows(torch.tensor([1]))
     key, _ = from_records(picked, blocks.rows(torch.tensor([1])))
     assert torch.equal(key[0], codes[1])
-
-
-# Offsets of blocks of two turns, of which some sequences have none; records of the last may differ.
-TURNS = [
-    ([[0, 512, 1024], [0, 512, 512]], [[0, 512], [0, 0]]),
-    ([[0, 512]], [[0, 512, 1024]]),
-    ([[0, 0], [0, 512]], [[0, 512, 1024], [0, 512, 512]]),
-    ([[0, 300, 400]], [[0, 110]]),
-]
-
-
-@pytest.mark.parametrize("turns", TURNS, ids=str)
-@pytest.mark.parametrize("bits", [1, 2, 3])
-def test_records_of_two_turns_join_by_copying(bits, turns):
-    torch.manual_seed(0)
-    pairs = []
-    for offsets in turns:
-        blocks = BlockTable(torch.tensor(offsets))
-        x = torch.randn(2, len(offsets), 2, blocks.tokens, 64)
-        pairs.append(PackedPair(*(pack_tensor(y, TensorSpec(bits), blocks) for y in x)))
-    lengths = [pair.key.blocks.lengths for pair in pairs]
-    join = concatenate(*lengths, pairs[0].key.tokens)
-    plain = pairs[0].append(pairs[1], join)
-    laid = [pair.laid_out(span_layout) for pair in pairs]
-    both = laid[0].append(laid[1], join)
-    alike = len({pair.records.format for pair in laid}) == 1
-    assert alike or turns is TURNS[-1]
-    assert (both.records is not None) == alike
-    if alike:
-        assert both.records.data.is_contiguous()
-    one = both.canonical()
-    for x, y in ((one.key, plain.key), (one.value, plain.value)):
-        for b, length in enumerate(plain.key.blocks.lengths.tolist()):
-            assert torch.equal(x.codes[b, :, :length], y.codes[b, :, :length])
-            real = y.blocks.sizes[b] > 0
-            assert torch.equal(x.scale[b][:, real], y.scale[b][:, real])

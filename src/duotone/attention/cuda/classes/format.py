@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from duotone.attention.cuda.shared.slots import TILE
 from duotone.attention.cuda.shared.tiles import MOST_TILES, Tiled
-from duotone.attention.cuda.spans.layout import RECORD_BYTES, TILE
+from duotone.attention.cuda.spans.layout import RECORD_BYTES
 from duotone.attention.refused import RefusedError, check_honoured
 from duotone.quant import TensorSpec
 from duotone.quant.classes import class_counts

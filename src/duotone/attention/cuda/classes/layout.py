@@ -49,14 +49,14 @@ from duotone.attention.cuda.classes.params import (
     tile_parameters,
 )
 from duotone.attention.cuda.shared.filling import fitted, has_records
-from duotone.attention.cuda.shared.tables import once_per_table
-from duotone.attention.cuda.spans.layout import (
+from duotone.attention.cuda.shared.slots import (
     TILE,
     joined,
     joined_records,
     record_slots,
     slot_of_token,
 )
+from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
 
@@ -137,7 +137,7 @@ class ClassRecords:
         """
         if other.format != self.format or self.format.key_in_tiles:
             return None
-        join, first = joined_records(held, more, self.format.tokens)
+        join, first = joined_records(held, more, self.format.tokens, self.data.shape[2])
         rows, new = held.append(more)[1], other.tensors
         moves = dict.fromkeys(self.tensors, rows) | {"data": join}
         del moves["first"]

@@ -36,8 +36,9 @@ from duotone.attention.cuda.packing.inputs import (
 )
 from duotone.attention.cuda.shared.filling import fitted
 from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.shared.slots import TILE, record_slots
 from duotone.attention.cuda.shared.tables import once_per_table
-from duotone.attention.cuda.spans.layout import LANES, TILE, record_slots
+from duotone.attention.cuda.spans.layout import LANES
 from duotone.attention.refused import check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece

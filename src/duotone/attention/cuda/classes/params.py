@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.classes.format import EXPONENTS_BYTES, Classes, ClassFormat
-from duotone.attention.cuda.spans.layout import TILE
+from duotone.attention.cuda.shared.slots import TILE
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
 from duotone.quant.classes import CLASS_BITS, class_order, pack_classes

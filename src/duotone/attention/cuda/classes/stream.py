@@ -26,8 +26,8 @@ from duotone.attention.cuda.dense.window_append import appends, window_move
 from duotone.attention.cuda.groups.tiles import put
 from duotone.attention.cuda.shared.filling import has_records
 from duotone.attention.cuda.shared.runtime import has_kernels
+from duotone.attention.cuda.shared.slots import TILE
 from duotone.attention.cuda.short.pack import short_pack
-from duotone.attention.cuda.spans.layout import TILE
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.key_norm import divided

@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import cache
 
 from duotone.attention.cuda.shared.geometry import Geometry, cuts
-from duotone.attention.cuda.spans.layout import TILE, RecordFormat
+from duotone.attention.cuda.shared.slots import TILE
+from duotone.attention.cuda.spans.layout import RecordFormat
 
 SOURCE = "spans/calibrated.cu"
 SCORE_BYTES = 2

@@ -38,17 +38,17 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.shared.filling import (
-    MIN_BLOCK_TOKENS,
-    filled_tiles,
-    fitted,
-    has_records,
+from duotone.attention.cuda.shared.filling import MIN_BLOCK_TOKENS, fitted, has_records
+from duotone.attention.cuda.shared.slots import (
+    TILE,
+    joined,
+    joined_records,
+    record_slots,
+    slot_of_token,
 )
-from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.shared.tiles import MOST_TILES, Tiled
 from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
-from duotone.cache.ragged import Move, concatenate
 from duotone.quant import TensorSpec, pack
 from duotone.quant.honours import Honours
 from duotone.quant.packing import join_bits, split_bits
@@ -61,7 +61,6 @@ HONOURS = Honours.of(
     WIDTHS,
     params=("float16", "float8"),
 )
-TILE = 64
 LANES = 32
 RECORD_BYTES = 4096
 Codes = UInt8[Tensor, "batch kv_heads tokens channels"]
@@ -146,7 +145,7 @@ class Records:
         """Records of more blocks after ours, by copying; None where theirs have another size."""
         if other.format != self.format:
             return None
-        join, first = joined_records(held, more, self.format.tokens)
+        join, first = joined_records(held, more, self.format.tokens, self.data.shape[2])
         return Records(self.format, joined(join, self.data, other.data), first)
 
 
@@ -217,54 +216,6 @@ def from_records(records: Records, blocks: BlockTable) -> tuple[Codes, Codes]:
         at = place[:, None, :, None].expand(-1, codes.shape[1], -1, form.head_dim)
         unpacked.append(codes.gather(2, at))
     return unpacked[0], unpacked[1]
-
-
-@once_per_table
-def record_slots(blocks: BlockTable, tokens: int) -> tuple[Tensor, Tensor]:
-    """(token of every slot of the records [batch, slots], -1 where filled up; first records).
-
-    tokens: per record.
-    """
-    first, device = first_records(blocks, tokens), blocks.sizes.device
-    slots = filled_tiles(blocks, TILE)[tokens // TILE] * TILE
-    token = torch.full((len(first), slots + 1), -1, device=device)
-    for b in range(blocks.blocks):
-        place = torch.arange(blocks.longest, device=device).expand(len(first), -1)
-        real = place < blocks.sizes[:, b, None]
-        slot = torch.where(real, first[:, b, None] * tokens + place, slots)
-        token.scatter_(1, slot, torch.where(real, blocks.offsets[:, b, None] + place, -1))
-    return token[:, :slots], first.int()
-
-
-def first_records(blocks: BlockTable, tokens: int) -> Int[Tensor, "batch blocks"]:
-    """First record of each block. tokens: per record."""
-    counts = -(-blocks.sizes // tokens)
-    return counts.cumsum(-1) - counts
-
-
-@once_per_table
-def joined_records(held: BlockTable, more: BlockTable, tokens: int) -> tuple[Move, Tensor]:
-    """(move that joins the records of two tables' blocks, first record of each block of both).
-
-    tokens: per record. The host waits once for the number of records.
-    """
-    counts = [(-(-table.sizes // tokens)).sum(-1) for table in (held, more)]
-    width = filled_tiles(held, TILE)[tokens // TILE] * TILE // tokens
-    first = first_records(held.append(more)[0], tokens)
-    return concatenate(*counts, width), first.int()
-
-
-def joined(join: Move, held: Tensor, more: Tensor) -> Tensor:
-    """Rows of two tensors along their third axis, contiguous."""
-    return join.pick(torch.cat([held, more], 2)).contiguous()
-
-
-def slot_of_token(token: Int[Tensor, "batch slots"], tokens: int) -> Int[Tensor, "batch tokens"]:
-    """Inverse of the tokens of `record_slots`; 0 past a sequence's end."""
-    place = token.new_zeros(len(token), tokens + 1)
-    index = torch.arange(token.shape[1], device=token.device).expand_as(token)
-    place.scatter_(1, token.where(token >= 0, torch.full_like(token, tokens)), index)
-    return place[:, :tokens]
 
 
 def take_tokens(codes: Codes, token: Tensor, channels: int) -> Codes:
