@@ -33,8 +33,8 @@ def decode_attention(
     sm_scale: factor on q . k. tau: calibration of visual scores (CalibQuant eq. 7), or None.
     impl: "reference" is plain torch and runs everywhere; "triton" needs a CUDA device (or
         TRITON_INTERPRET=1); "cuda" needs compute capability 8.0, cuda-core, and a segment whose
-        codes are in records (`QuantizedCache` on such a device); "auto" takes the first of cuda,
-        triton and reference that can run the call.
+        codes are in records (`QuantizedCache` on such a device) or belong to short spans; "auto"
+        takes the first of cuda, triton and reference that can run the call.
     slow: receives what "auto" and "cuda" do not run by the CUDA kernels, and why; or None.
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.
     Errors: ValueError for shapes that do not fit and for an implementation that cannot do this.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
+from same_tokens import assert_same_tokens
 
 from duotone.attention.cuda.classes import stream
 from duotone.attention.cuda.spans import stored
@@ -12,7 +13,7 @@ from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec
 
 from cases import CALIBRATED, SMALL, device
-from pack_cases import SEARCHED_CASES, assert_same_tokens, dense_states, taken_anywhere
+from pack_cases import SEARCHED_CASES, dense_states, taken_anywhere
 
 # Offsets of each sequence's spans.
 EDGES = [((0, 81, 162), (0, 30, 30)), ((0, 1),), ((0, 42, 70),)]

@@ -11,6 +11,7 @@ from class_pack_cases import (
     run_classes,
 )
 from cuda_device import NEEDS_KERNELS
+from same_tokens import assert_same_tokens
 
 from duotone.attention.cuda.classes import pack as class_pack
 from duotone.attention.cuda.classes.stream import ClassLayout
@@ -42,7 +43,6 @@ from pack_cases import (
     GroupCase,
     SpanCase,
     assert_same_pair,
-    assert_same_tokens,
     by_levels_of_kernels,
     kivi,
     run_groups,

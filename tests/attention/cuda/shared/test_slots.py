@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from same_tokens import assert_same_tokens
 
 from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.shared.slots import record_slots
@@ -14,7 +15,6 @@ from duotone.cache.ragged import concatenate
 from duotone.quant import TensorSpec
 
 from cases import CALIBRATED, SMALL, SMALL_TILES, UNITS
-from pack_cases import assert_same_tokens
 
 # {name: (layout, quantizers of K and V)}; those of TILES have a table of K's groups.
 KINDS = {

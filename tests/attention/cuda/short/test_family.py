@@ -1,4 +1,4 @@
-"""Which segments the kernels of short spans read, and who reads the others."""
+"""Segments that the kernels of short spans read, and reasons for those that they leave."""
 
 from dataclasses import replace
 

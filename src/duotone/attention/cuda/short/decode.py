@@ -24,8 +24,9 @@ WARPS = 4
 # Tokens of a lane that are staged together, at most.
 MOST_ROUNDS = 3
 LANES, SLOT_ALIGNMENT_BYTES = 32, 128
-# Numbers in fp32 that a thread has room for, by blocks of a multiprocessor. More blocks than these
-# fit without spilling at 48, 84 and 140 numbers, and were slower (dev/log/kernels.md).
+# Numbers in fp32 that a thread has room for, by blocks of a multiprocessor. Half as many more
+# blocks would not spill either. They were slower in four of seven cases, faster in one
+# (dev/log/kernels.md).
 NUMBERS = {4: 48, 3: 84, 2: 180}
 # What a part costs a call in addition to its spans, in times of a warp's span.
 PART_COST = 0.1
