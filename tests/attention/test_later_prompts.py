@@ -12,7 +12,7 @@ from duotone.quant.checks import Checks, put_off
 
 QUERIES = 6
 # Operations of a layer, a tenth more than there are.
-MOST = {"parts": 530, "two bits": 540, "spans": 220}
+MOST = {"parts": 66, "two bits": 66, "spans": 198}
 
 
 @pytest.fixture(autouse=True)

@@ -60,12 +60,13 @@ def _changed_scores(kv: Sequence[Segment], tau: tuple[float, float] | None) -> s
 
 
 def _on_dequantized(query: Query, kv: Sequence[Segment], sm_scale: float) -> Output:
-    kv = [segment.canonical() for segment in kv]
-    key, value = (_joined(kv, which, query) for which in ("key", "value"))
+    real = [valid_mask(segment.lengths, segment.tokens) for segment in kv]
+    key, value = _joined(kv, torch.cat(real, -1), query)
     step = max(1, MAX_MASK // max(1, len(query) * key.shape[2]))
     pieces = []
     for part, start in _pieces(query, step):
-        seen = torch.cat([_visible(s, start, part.shape[2]) for s in kv], -1)
+        of_segments = zip(kv, real, strict=True)
+        seen = torch.cat([_visible(s, r, start, part.shape[2]) for s, r in of_segments], -1)
         out = F.scaled_dot_product_attention(part, key, value, seen[:, None], scale=sm_scale)
         pieces.append(out.masked_fill(~seen.any(-1)[:, None, :, None], 0))
     return torch.cat(pieces, 2)
@@ -77,20 +78,27 @@ def _pieces(query: Query, step: int) -> Iterator[tuple[Query, int]]:
         yield query[:, :, start : start + step], start
 
 
-def _joined(kv: Sequence[Segment], which: str, query: Query) -> Tensor:
-    """K or V of all segments, [batch, q_heads, tokens, channels], in the type of `query`."""
-    parts = []
-    for segment in kv:
-        # Slots past a sequence's length may hold anything, NaN included.
-        real = valid_mask(segment.lengths, segment.tokens)[:, None, :, None]
-        parts.append(segment.states(which).to(query.dtype).masked_fill(~real, 0))
-    joined = torch.cat(parts, 2)
-    return joined.repeat_interleave(query.shape[1] // joined.shape[1], 1)
+def _joined(kv: Sequence[Segment], real: Tensor, query: Query) -> list[Tensor]:
+    """K and V of all segments, [batch, q_heads, tokens, channels], in the type of `query`.
+
+    real: [batch, tokens], True where a sequence has a token.
+    """
+    both = zip(*(segment.both_states() for segment in kv), strict=True)
+    joined = (torch.cat([x.to(query.dtype) for x in states], 2) for states in both)
+    return [_of_query_heads(x, real, query.shape[1]) for x in joined]
 
 
-def _visible(segment: Segment, start: int, queries: int) -> Tensor:
+def _of_query_heads(x: Tensor, real: Tensor, q_heads: int) -> Tensor:
+    """Every kv head as often as query heads read it."""
+    # Slots past a sequence's length may hold anything, NaN included.
+    x = x.masked_fill(~real[:, None, :, None], 0)
+    per_kv_head = q_heads // x.shape[1]
+    return x[:, :, None].expand(-1, -1, per_kv_head, -1, -1).flatten(1, 2)
+
+
+def _visible(segment: Segment, real: Tensor, start: int, queries: int) -> Tensor:
     """Mask [batch, queries, tokens] of one segment for some of the queries."""
-    real = valid_mask(segment.lengths, segment.tokens)[:, None].expand(-1, queries, -1)
+    real = real[:, None].expand(-1, queries, -1)
     if segment.mask is None:
         return real
     return real & segment.mask[:, start : start + queries]

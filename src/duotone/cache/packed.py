@@ -183,8 +183,16 @@ class PackedTensor:
     def dequantize(self) -> Float[Tensor, "batch kv_heads tokens head_dim"]:
         """x_hat in the model's dtype; tokens past a sequence's length hold anything."""
         check_read(self.spec)
-        value = self.multiplied(self.without_factors(torch.float32))
+        return self.rotated_back(self.multiplied(self.without_factors(torch.float32)))
+
+    def rotated_back(self, value: Tensor) -> Float[Tensor, "batch kv_heads tokens head_dim"]:
+        """Elements out of the basis of quantization, in the model's dtype."""
         return out_of_basis(value, self.spec.transform).to(self.dtype)
+
+    @property
+    def decoded_dtype(self) -> torch.dtype:
+        """Type of elements in the basis of quantization; float32 where they are rotated back."""
+        return self.dtype if self.spec.transform is None else torch.float32
 
     def without_factors(self, dtype: torch.dtype) -> Tensor:
         """Decode codes, scales and zero-points, in the basis of quantization."""

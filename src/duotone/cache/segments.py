@@ -15,7 +15,7 @@ from torch import Tensor
 
 from duotone.cache.lag import Lagging
 from duotone.cache.packed import PackedTensor
-from duotone.cache.pair import LaidOut
+from duotone.cache.pair import LaidOut, States
 from duotone.cache.ragged import Lengths
 from duotone.quant import TensorSpec
 from duotone.quant.checks import unchecked
@@ -74,9 +74,21 @@ class PackedSegment:
         """Width of the token axis."""
         return self.key.tokens
 
-    def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
+    def states(self, which: Literal["key", "value"]) -> States:
         """Dequantize K or V, with the norm of keys multiplied back in."""
-        decoded = getattr(self.canonical(), which).dequantize()
+        return self._finished(which, getattr(self.canonical(), which).dequantize())
+
+    def both_states(self) -> tuple[States, States]:
+        """Dequantize K and V, as `states`, straight from records where a kernel can."""
+        dense = None
+        if self.records is not None:
+            dense = self.records.dequantized(self.key, self.value)
+        if dense is None:
+            own = self.canonical()
+            dense = own.key.dequantize(), own.value.dequantize()
+        return self._finished("key", dense[0]), self._finished("value", dense[1])
+
+    def _finished(self, which: Literal["key", "value"], decoded: Tensor) -> States:
         if which == "value" and self.exact is not None:
             return self.exact.into(decoded, self.lengths)
         if which == "value" or self.key_norm is None:
@@ -125,9 +137,13 @@ class DenseSegment:
         """Width of the token axis."""
         return self.key.shape[2]
 
-    def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
+    def states(self, which: Literal["key", "value"]) -> States:
         """K or V as stored."""
         return getattr(self, which)
+
+    def both_states(self) -> tuple[States, States]:
+        """K and V as stored."""
+        return self.key, self.value
 
 
 Segment = PackedSegment | DenseSegment

@@ -7,6 +7,7 @@ tokens they hold after some decode steps; here is where each of them lies.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -46,34 +47,55 @@ def chronological(places: StaticPlaces, frozen: LedgerState, order: Move) -> Mov
     return Move(torch.where(age < 0, slot, moved).gather(1, rank), places.dense.clone())
 
 
-def thaw(store: LayerStore, static: StaticStore, slots: Move) -> None:
+class StreamTables:
+    """Tables of blocks of thawed streams: one object of each size for all layers of a ledger.
+
+    lengths: tokens of each sequence's stream, which later steps in the buffers change.
+    """
+
+    def __init__(self, lengths: Lengths) -> None:
+        self.lengths = lengths.clone()
+        self._of_size: dict[int, BlockTable] = {}
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest stream."""
+        return int(self.lengths.max())
+
+    def of(self, tensor: PackedTensor) -> BlockTable:
+        """Table of the blocks that share parameters of a tensor."""
+        size = tensor.spec.row_tokens or self.longest
+        if size not in self._of_size:
+            edges = torch.arange(-(-self.longest // size) + 1, device=self.lengths.device) * size
+            self._of_size[size] = BlockTable(torch.minimum(edges, self.lengths[:, None]))
+        return self._of_size[size]
+
+
+def thaw(store: LayerStore, static: StaticStore, slots: Move, tables: StreamTables) -> None:
     """Give a layer its tokens back, out of the buffers that `static` made of it.
 
-    slots: from `chronological`, one for all layers of a ledger.
+    slots: from `chronological`. Both are one for all layers of a ledger.
     """
     store.key, store.value = slots.apply(static.key), slots.apply(static.value)
-    store.stream = None if static.stream is None else _stream(static.stream, static.places.stream)
+    store.stream = None if static.stream is None else _stream(static.stream, tables)
 
 
-def _stream(pair: PackedPair, lengths: Lengths) -> PackedPair | None:
-    """The first `lengths` tokens of a stream, in buffers of their own."""
-    longest = int(lengths.max())
-    if not longest:
+def _stream(pair: PackedPair, tables: StreamTables) -> PackedPair | None:
+    """The tokens of a stream, in buffers of their own."""
+    if not tables.longest:
         return None
-    key, value = (_first(tensor, lengths.clone(), longest) for tensor in (pair.key, pair.value))
+    key, value = (_first(tensor, tables) for tensor in (pair.key, pair.value))
     if pair.records is None:
         return PackedPair(key, value)
-    return PackedPair(key, value, pair.records.widened(longest))
+    return PackedPair(key, value, pair.records.widened(tables.longest))
 
 
-def _first(tensor: PackedTensor, lengths: Lengths, longest: int) -> PackedTensor:
-    """The first tokens of one buffer; `longest` tokens at most."""
-    size = tensor.spec.row_tokens or longest
-    blocks = -(-longest // size)
-    edges = torch.arange(blocks + 1, device=lengths.device) * size
+def _first(tensor: PackedTensor, tables: StreamTables) -> PackedTensor:
+    """The tokens of one buffer."""
+    blocks, longest = tables.of(tensor), tables.longest
     kept = {
-        name: owned(part[:, :, : longest if tensor._has_token_axis(name) else blocks])
+        name: owned(part[:, :, : longest if tensor._has_token_axis(name) else blocks.blocks])
         for name in tensor.tensor_names()
         for part in (getattr(tensor, name),)
     }
-    return replace(tensor, blocks=BlockTable(torch.minimum(edges, lengths[:, None])), **kept)
+    return replace(tensor, blocks=blocks, **kept)

@@ -42,7 +42,7 @@ def refusal(layout: PageLayout) -> str | None:
     """Reason why chunks of a layer are done one by one, or None."""
     if layout.dtype not in (torch.float16, torch.bfloat16):
         return f"chunks are served together in 16 bit; got {layout.dtype}"
-    return reason_against(check, layout.form)
+    return reason_against(check, layout.form, layout.dtype)
 
 
 class RaggedStep:

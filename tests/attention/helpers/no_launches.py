@@ -1,4 +1,4 @@
-"""Host code of packing as on a GPU, which launches nothing."""
+"""Host code of packing and unpacking as on a GPU, which launches nothing."""
 
 import ctypes
 from collections.abc import Callable
@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from duotone.attention.cuda.classes import layout as class_layout
 from duotone.attention.cuda.classes import pack as class_pack
 from duotone.attention.cuda.classes import small_levels
 from duotone.attention.cuda.classes import stream as class_stream
+from duotone.attention.cuda.classes import unpack as class_unpack
 from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.levels import search as level_search
 from duotone.attention.cuda.levels.search import find_levels
@@ -46,8 +48,10 @@ def leave_out_launches(
         assert is_finite(levels.total, NOT_FINITE)
         return levels
 
-    for module in (class_pack, short_pack, small_levels, level_search, span_pack, group_pack):
+    packing = (class_pack, short_pack, small_levels, level_search, span_pack, group_pack)
+    for module in (*packing, class_unpack):
         monkeypatch.setattr(module, "kernel", kernel)
+    monkeypatch.setattr(class_layout, "has_kernels", lambda device: True)
     for module in (level_search, span_pack):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

@@ -75,6 +75,19 @@ def test_memory_is_what_it_is_without_but_for_spare_slots(policy: str) -> None:
     assert still.memory().dense_equivalent_bytes == theirs.dense_equivalent_bytes
 
 
+def test_layers_have_one_table_of_a_thawed_stream() -> None:
+    """What follows from a table is found once for all of them."""
+    cache = filled(STREAM)
+    decode(exact_model("internvl"), cache, tokens(NEW), room=NEW)
+    cache.timeline.thaw()
+    first, *others = (store.stream for store in cache.timeline.stores)
+    assert others
+    for which in ("key", "value"):
+        table = getattr(first, which).blocks
+        assert table.tokens
+        assert all(getattr(stream, which).blocks is table for stream in others)
+
+
 @pytest.mark.usefixtures("exactly")
 def test_the_image_tokens_are_packed() -> None:
     """Comparisons would hold if no token were packed; here some must be."""

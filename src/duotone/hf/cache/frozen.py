@@ -30,7 +30,7 @@ from duotone.cache.alike import OF_PROMPTS, Structure
 from duotone.cache.index import LedgerState
 from duotone.cache.ragged import Move
 from duotone.cache.static import LAG, check_frozen, settle_orders
-from duotone.cache.thaw import chronological
+from duotone.cache.thaw import StreamTables, chronological
 from duotone.hf.cache.scales import KeyScales
 from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
@@ -156,14 +156,15 @@ class Frozen:
         self.is_thawed = True
         statics = self.decoder.stores
         with without_autocast(statics[0].key.device):
-            slots: dict[int, Move] = {}
+            found: dict[int, tuple[Move, StreamTables]] = {}
             for store, static, order, ledger in zip(
                 stores, statics, self._orders, ledgers, strict=True
             ):
                 key = id(static.places)
-                if key not in slots:
-                    slots[key] = self._slots(static, ledger.state, order)
-                thaw(store, static, slots[key])
+                if key not in found:
+                    slots = self._slots(static, ledger.state, order)
+                    found[key] = slots, StreamTables(static.places.stream)
+                thaw(store, static, *found[key])
             for ledger in {id(ledger): ledger for ledger in ledgers}.values():
                 ledger.decoded(self.steps, self.rows)
 

@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from group_specs import CASES
 
-from duotone.attention.cuda.groups import unpack
+from duotone.attention.cuda.groups import records, unpack
 from duotone.attention.refused import RefusedError
+from duotone.cache import BlockTable, pack_tensor
+from duotone.cache.pair import PackedPair
 from duotone.serve.pages import PageLayout, read_pages, write_pages
 
+from cases import states
 from cuda_on_cpu import missing, run_on_cpu
 
 HEADS, PAGES = 2, [3, 0, 4, 3]
@@ -56,4 +60,25 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(ValueError, match="contiguous"):
             unpack.group_unpack(form, *given)
     with pytest.raises(RefusedError, match="along tokens"):
-        unpack.check(replace(form, value=replace(form.value, along_k=True)))
+        unpack.check(replace(form, value=replace(form.value, along_k=True)), torch.float16)
+    with pytest.raises(RefusedError, match="float64"):
+        unpack.check(form, torch.float64)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["kivi", "kivi4", "wide-groups"])
+def test_streams_are_as_torch_has_them(name, dtype, monkeypatch, folder) -> None:
+    """Sequences of whole tiles, without any, and with a tile that is not full."""
+    run_on_cpu(unpack, monkeypatch, folder)
+    monkeypatch.setattr(records, "has_kernels", lambda device: True)
+    torch.manual_seed(0)
+    table = BlockTable(torch.tensor([[0, n] for n in (150, 0, 96)]))
+    x = states(3, 2, 150, 64).to(dtype)
+    pair = PackedPair(*(pack_tensor(x, spec, table) for spec in CASES[name]))
+    laid = pair.laid_out(records.GroupLayout())
+    found = laid.records.dequantized(laid.key, laid.value)
+    for x, want in zip(found, (pair.key, pair.value), strict=True):
+        assert x.dtype == dtype
+        for b, n in enumerate(want.blocks.lengths.tolist()):
+            assert torch.equal(x[b, :, :n], want.dequantize()[b, :, :n])

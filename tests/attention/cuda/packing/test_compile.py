@@ -9,6 +9,7 @@ from level_cases import LEVEL_CASES, LONG_CASES
 
 from duotone.attention.cuda.classes import pack as class_pack
 from duotone.attention.cuda.classes import stream as class_stream
+from duotone.attention.cuda.classes import unpack as class_unpack
 from duotone.attention.cuda.classes.format import Classes, ClassFormat
 from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.levels import gain as level_gain
@@ -80,6 +81,14 @@ def test_class_pack_compiles(case, arch, align) -> None:
     form = ClassFormat.of(case.key, case.value, case.head_dim)
     macros = class_pack.macros_of(form, case.dtype, align)
     binary_of(class_pack.SOURCE, arch, macros)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("case", CLASS_CASES[:5], ids=str)
+def test_class_unpack_compiles(case, arch) -> None:
+    form = ClassFormat.of(case.key, case.value, case.head_dim)
+    binary_of(class_unpack.SOURCE, arch, class_unpack.macros_of(form, case.dtype))
 
 
 @needs_nvrtc

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from duotone.attention.cuda.classes.pack import _slots
+from duotone.attention.cuda.classes.slots import slots_of
 from duotone.attention.cuda.shared import tables
 from duotone.attention.cuda.shared.slots import record_slots
 from duotone.attention.cuda.shared.tables import once_per_table
@@ -15,7 +15,7 @@ def table(tokens: int) -> BlockTable:
     return BlockTable(torch.tensor([[0, tokens]]))
 
 
-@pytest.mark.parametrize("find", [_slots, record_slots, places])
+@pytest.mark.parametrize("find", [slots_of, record_slots, places])
 def test_layers_find_what_they_know_of_both_parts_of_spans(find) -> None:
     """To find it, the host waits for the device."""
     front, back = table(40), table(120)

@@ -14,6 +14,7 @@
 #include "packing/tile.cuh"
 #include "packing/words.cuh"
 #include "classes/widths.cuh"
+#include "classes/parts.cuh"
 
 // K or V and the levels of its blocks of tokens, sorted by class.
 struct Side {
@@ -33,13 +34,6 @@ struct Arguments {
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 
-#define VALUES_AT (128 * Keys::WORDS)
-#define ZEROS_AT (VALUES_AT + 128 * Values::WORDS)
-#define PARAMETER_BYTES (K_SMALL ? 1 : 2)
-#define SCALES_AT (ZEROS_AT + PARAMETER_BYTES * D)
-#define CHANNELS_AT (SCALES_AT + PARAMETER_BYTES * 16 * Keys::COLUMNS)
-#define EXPONENTS_AT (CHANNELS_AT + 16 * Keys::COLUMNS)
-#define STORED_TILE_BYTES (K_TILES ? EXPONENTS_AT + 16 * K_SMALL : ZEROS_AT)
 // A warp's memory: its tile of elements, its words, its levels.
 #define CODE_SLOTS (16 * (Keys::COLUMNS > Values::COLUMNS ? Keys::COLUMNS : Values::COLUMNS))
 #define WORDS_BYTES (128 * (Keys::WORDS > Values::WORDS ? Keys::WORDS : Values::WORDS))

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
 from torch import Tensor
 
 from duotone.attention.cuda.classes.format import COLUMN, ClassFormat, format_of
 from duotone.attention.cuda.classes.layout import ClassRecords
 from duotone.attention.cuda.classes.levels import SortedLevels, States, torch_levels
 from duotone.attention.cuda.classes.params import largest_scales
+from duotone.attention.cuda.classes.slots import Slots, slots_of
 from duotone.attention.cuda.classes.small_levels import stored_levels
 from duotone.attention.cuda.levels import search
 from duotone.attention.cuda.levels.search import find_levels
@@ -36,8 +36,6 @@ from duotone.attention.cuda.packing.inputs import (
 )
 from duotone.attention.cuda.shared.filling import fitted
 from duotone.attention.cuda.shared.runtime import Launch, kernel
-from duotone.attention.cuda.shared.slots import TILE, record_slots
-from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.spans.layout import LANES
 from duotone.attention.refused import check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
@@ -135,7 +133,7 @@ def prepared(key: States, value: States, spec: KVSpec, piece: Piece) -> Prepared
         sorted_levels(taken[1], spec.value, piece.spans, form.value.channels),
     )
     wide = max((x.dtype for x in taken), key=lambda dtype: dtype.itemsize)
-    slots = _slots(piece.spans, form.tokens)
+    slots = slots_of(piece.spans, form.tokens)
     params = tuple(stored_levels(*x) for x in zip(levels, (spec.key, spec.value), strict=True))
     per_head = slots.token.shape[1] // form.tokens
     records = _records(form, slots.first, per_head, levels, params)
@@ -221,26 +219,3 @@ def macros_of(form: ClassFormat, dtype: torch.dtype, align: int) -> dict[str, in
         "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
         "WARP_SHARED_BYTES": tile_bytes(form.channels, dtype) + 128 * words + 16 * places,
     }
-
-
-class Slots:
-    """Slots for the tokens of a table of spans; equal for all layers.
-
-    token: of every slot of the records, -1 for none; place: as int32. first: record of each span.
-    """
-
-    def __init__(self, spans: BlockTable, tokens: int) -> None:
-        self.token, self.first = record_slots(spans, tokens)
-        self.place = self.token.int()
-        self._blocks: dict[int, tuple[BlockTable, Tensor]] = {}
-
-    def block_of_tile(self, blocks: BlockTable) -> Int[Tensor, "batch tiles"]:
-        """The block of each tile's first token; -1 where there is none."""
-        if id(blocks) not in self._blocks:
-            first = self.token[:, ::TILE]
-            block = blocks.block_of_token(blocks.tokens).gather(1, first.clamp_min(0))
-            self._blocks[id(blocks)] = blocks, block.masked_fill(first < 0, -1).int()
-        return self._blocks[id(blocks)][1]
-
-
-_slots = once_per_table(Slots)

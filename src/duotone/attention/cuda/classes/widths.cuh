@@ -38,6 +38,12 @@ struct Classes {
   static __device__ __forceinline__ int once(int slot) {
     return is_half(slot / 16) ? slot & ~8 : slot;
   }
+  // First slot of a rank; -1 without codes.
+  static __device__ __forceinline__ int slot(int rank) {
+    if (rank < N4) return rank;
+    if (rank < N4 + N2) return 16 * C4 + rank - N4;
+    return rank < CODED ? 16 * (C4 + C2) + rank - N4 - N2 : -1;
+  }
   // Rank of the channel at a slot; -1 where a column is filled up.
   static __device__ __forceinline__ int rank(int slot) {
     if (slot < 16 * C4) return slot < N4 ? slot : -1;

@@ -1,4 +1,4 @@
-"""Dense K and V of pages, by number, straight from group records: one launch, no other scratch.
+"""Dense K and V straight from group records, of pages by number or of a stream: one launch.
 
 The plain-torch reference is `GroupRecords.canonical`, then `PackedTensor.dequantize`; numbers equal
 theirs bit for bit.
@@ -33,15 +33,37 @@ class Arguments(ctypes.Structure):
     )
 
 
-def check(form: GroupFormat) -> None:
-    """Raise `RefusedError` for records that the kernel does not read."""
+def check(form: GroupFormat, dtype: torch.dtype) -> None:
+    """Raise `RefusedError` for records, or a type of K and V, that the kernel does not know."""
+    if dtype not in INPUTS:
+        raise RefusedError(f"group records are dequantized into one of {[*INPUTS]}; got {dtype}")
     both = (form.key, form.value)
     plain = not any(x.along_k or x.signs or x.apart or x.bits not in BITS for x in both)
     if not plain or form.head_dim % 32 or form.head_dim != form.channels:
         raise RefusedError(
-            f"pages are dequantized where K has groups along tokens and V along channels, with "
-            f"{list(BITS)} bits and head_dim a multiple of 32; got {form}"
+            "group records are dequantized where K has groups along tokens and V along channels, "
+            f"with {list(BITS)} bits and head_dim a multiple of 32; got {form}"
         )
+
+
+def stream_unpack(
+    form: GroupFormat,
+    data: UInt8[Tensor, "batch kv_heads records bytes"],
+    tokens: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """K and V of the first tokens of every sequence, [batch, kv_heads, tokens, head_dim] each.
+
+    They are in their basis. Tokens past a sequence's end hold anything.
+    Errors: `RefusedError` as `check`.
+    """
+    # A record of a head is a page.
+    pool = data.flatten(0, 2).unsqueeze(1)
+    numbers = torch.arange(len(pool), dtype=torch.int32, device=data.device)
+    shape = (2, *data.shape[:2], data.shape[2] * form.tokens, form.head_dim)
+    dense = data.new_empty(shape, dtype=dtype)
+    group_unpack(form, pool, numbers, *dense.view(2, -1, 1, form.head_dim))
+    return dense[0, :, :, :tokens], dense[1, :, :, :tokens]
 
 
 def group_unpack(
@@ -56,13 +78,13 @@ def group_unpack(
     pages: int32, numbers in the pool. key, value: as many tokens as the pages hold, contiguous.
     Errors: ValueError for shapes or types that do not fit, `RefusedError` as `check`.
     """
-    check(form)
+    check(form, key.dtype)
     shape = (len(pages) * form.tokens, pool.shape[1], form.head_dim)
     fits = key.shape == value.shape == shape and key.dtype == value.dtype
-    fits = fits and key.is_contiguous() and value.is_contiguous() and key.dtype in INPUTS
+    fits = fits and key.is_contiguous() and value.is_contiguous()
     if not fits or pages.dtype != torch.int32 or not pages.is_contiguous():
         raise ValueError(
-            f"key and value must be contiguous {shape} in one of {[*INPUTS]} and pages int32; got "
+            f"key and value must be contiguous {shape} of one type and pages int32; got "
             f"{tuple(key.shape)} {key.dtype}, {tuple(value.shape)} {value.dtype}, {pages.dtype}."
         )
     if pool.shape[2] != form.own_nbytes or not pool.is_contiguous():
