@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from class_pack_cases import CLASS_CASES, ClassCase, class_states
-from cuda_device import NEEDS_KERNELS, device
+from cuda_device import NEEDS_KERNELS
 from group_specs import CASES
 
 from duotone.attention.cuda.classes.pack import class_pack
@@ -13,7 +13,7 @@ from duotone.attention.cuda.groups.records import GroupLayout
 from duotone.cache import BlockTable, pack_tensor
 from duotone.cache.pair import PackedPair
 
-from cases import states
+from cases import device, states
 
 pytestmark = NEEDS_KERNELS
 
