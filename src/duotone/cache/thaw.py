@@ -48,14 +48,14 @@ def chronological(places: StaticPlaces, frozen: LedgerState, order: Move) -> Mov
 
 
 class StreamTables:
-    """Tables of blocks of thawed streams: one object of each size for all layers of a ledger.
+    """Tables of blocks of thawed streams: one object of each kind for all layers of a ledger.
 
     lengths: tokens of each sequence's stream, which later steps in the buffers change.
     """
 
     def __init__(self, lengths: Lengths) -> None:
         self.lengths = lengths.clone()
-        self._of_size: dict[int, BlockTable] = {}
+        self._known: dict[int | None, BlockTable] = {}
 
     @cached_property
     def longest(self) -> int:
@@ -64,11 +64,13 @@ class StreamTables:
 
     def of(self, tensor: PackedTensor) -> BlockTable:
         """Table of the blocks that share parameters of a tensor."""
-        size = tensor.spec.row_tokens or self.longest
-        if size not in self._of_size:
+        rows = tensor.spec.row_tokens
+        # K and V have two tables though they be equal: each remembers what is appended to it.
+        if rows not in self._known:
+            size = rows or self.longest
             edges = torch.arange(-(-self.longest // size) + 1, device=self.lengths.device) * size
-            self._of_size[size] = BlockTable(torch.minimum(edges, self.lengths[:, None]))
-        return self._of_size[size]
+            self._known[rows] = BlockTable(torch.minimum(edges, self.lengths[:, None]))
+        return self._known[rows]
 
 
 def thaw(store: LayerStore, static: StaticStore, slots: Move, tables: StreamTables) -> None:

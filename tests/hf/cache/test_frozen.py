@@ -76,12 +76,13 @@ def test_memory_is_what_it_is_without_but_for_spare_slots(policy: str) -> None:
 
 
 def test_layers_have_one_table_of_a_thawed_stream() -> None:
-    """What follows from a table is found once for all of them."""
+    """What follows from a table is found once for all of them, and apart for K and V."""
     cache = filled(STREAM)
     decode(exact_model("internvl"), cache, tokens(NEW), room=NEW)
     cache.timeline.thaw()
     first, *others = (store.stream for store in cache.timeline.stores)
     assert others
+    assert first.key.blocks is not first.value.blocks
     for which in ("key", "value"):
         table = getattr(first, which).blocks
         assert table.tokens
