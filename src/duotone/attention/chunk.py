@@ -7,7 +7,8 @@ are one layer's, repeated for its query heads, and live for the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +17,13 @@ from torch import Tensor
 from duotone.attention.reference import Output, Query, attend, queries_of_pass
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import PackedSegment, Segment
+from duotone.cache.visibility import Visibility
 from duotone.quant.autocast import without_autocast
 from duotone.tools.slow_paths import SlowPaths
 
 # Elements of one mask, which PyTorch may copy in the type of the query.
 MAX_MASK = 1 << 28
+Found = TypeVar("Found")
 
 
 def attend_chunk(
@@ -30,13 +33,15 @@ def attend_chunk(
     sm_scale: float,
     tau: tuple[float, float] | None = None,
     slow: SlowPaths | None = None,
+    seen: Visibility | None = None,
 ) -> Output:
     """Attention of several queries per sequence, as `attend`, in the time of 16 bit.
 
     query: [batch, q_heads, queries, head_dim]. kv, sm_scale, tau: as of `attend`. Dequantized
     tokens are rounded to the type of `query`. With tau, scores of visual tokens change by query,
     and with jensen those of packed ones, so that chunks of any length run by `attend`.
-    slow: receives why a long chunk runs by `attend`; or None.
+    slow: receives why a long chunk runs by `attend`; or None. seen: of other layers' segments with
+    these masks, which are then joined once for all; or None.
     """
     tokens = sum(segment.tokens for segment in kv)
     if query.shape[2] <= queries_of_pass(query, tokens):
@@ -48,7 +53,7 @@ def attend_chunk(
             )
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
     with without_autocast(query.device):
-        return _on_dequantized(query, kv, sm_scale)
+        return _on_dequantized(query, kv, sm_scale, seen)
 
 
 def _changed_scores(kv: Sequence[Segment], tau: tuple[float, float] | None) -> str | None:
@@ -59,23 +64,54 @@ def _changed_scores(kv: Sequence[Segment], tau: tuple[float, float] | None) -> s
     return "jensen" if any(segment.key.spec.jensen for segment in packed) else None
 
 
-def _on_dequantized(query: Query, kv: Sequence[Segment], sm_scale: float) -> Output:
-    real = [valid_mask(segment.lengths, segment.tokens) for segment in kv]
-    key, value = _joined(kv, torch.cat(real, -1), query)
+def _on_dequantized(
+    query: Query, kv: Sequence[Segment], sm_scale: float, seen: Visibility | None
+) -> Output:
+    # Layers whose segments have these lengths and masks share what follows from them.
+    once = _each_time if seen is None else seen.once
+    of = [x for segment in kv for x in (segment.lengths, segment.mask)]
+    real = once(lambda: _real(kv), _real, *of)
+    key, value = _joined(kv, real, query)
+    queries = query.shape[2]
     step = max(1, MAX_MASK // max(1, len(query) * key.shape[2]))
+    if queries <= step:
+        masks = once(lambda: _visible(kv, slice(queries)), _visible, *of)
+        return _attended(query, key, value, masks, sm_scale)
     pieces = []
-    for part, start in _pieces(query, step):
-        of_segments = zip(kv, real, strict=True)
-        seen = torch.cat([_visible(s, r, start, part.shape[2]) for s, r in of_segments], -1)
-        out = F.scaled_dot_product_attention(part, key, value, seen[:, None], scale=sm_scale)
-        pieces.append(out.masked_fill(~seen.any(-1)[:, None, :, None], 0))
+    for start in range(0, queries, step):
+        rows = slice(start, min(start + step, queries))
+        pieces.append(_attended(query[:, :, rows], key, value, _visible(kv, rows), sm_scale))
     return torch.cat(pieces, 2)
 
 
-def _pieces(query: Query, step: int) -> Iterator[tuple[Query, int]]:
-    """(at most `step` of the queries, the first one's number)."""
-    for start in range(0, query.shape[2], step):
-        yield query[:, :, start : start + step], start
+def _each_time(find: Callable[[], Found], *of: object) -> Found:
+    """`Visibility.once` that remembers nothing."""
+    return find()
+
+
+def _real(kv: Sequence[Segment]) -> Tensor:
+    """[batch, tokens], True where a sequence has a token."""
+    return torch.cat([valid_mask(segment.lengths, segment.tokens) for segment in kv], -1)
+
+
+def _visible(kv: Sequence[Segment], rows: slice) -> tuple[Tensor, Tensor]:
+    """Mask [batch, 1, queries, tokens] for some of the queries; where these see no token at all."""
+    seen = torch.cat([_visible_of(segment, rows) for segment in kv], -1)[:, None]
+    return seen, ~seen.any(-1, keepdim=True)
+
+
+def _visible_of(segment: Segment, rows: slice) -> Tensor:
+    real = valid_mask(segment.lengths, segment.tokens)[:, None]
+    real = real.expand(-1, rows.stop - (rows.start or 0), -1)
+    return real if segment.mask is None else real & segment.mask[:, rows]
+
+
+def _attended(
+    query: Query, key: Tensor, value: Tensor, masks: tuple[Tensor, Tensor], sm_scale: float
+) -> Output:
+    seen, blind = masks
+    out = F.scaled_dot_product_attention(query, key, value, seen, scale=sm_scale)
+    return out.masked_fill(blind, 0)
 
 
 def _joined(kv: Sequence[Segment], real: Tensor, query: Query) -> list[Tensor]:
@@ -92,13 +128,4 @@ def _of_query_heads(x: Tensor, real: Tensor, q_heads: int) -> Tensor:
     """Every kv head as often as query heads read it."""
     # Slots past a sequence's length may hold anything, NaN included.
     x = x.masked_fill(~real[:, None, :, None], 0)
-    per_kv_head = q_heads // x.shape[1]
-    return x[:, :, None].expand(-1, -1, per_kv_head, -1, -1).flatten(1, 2)
-
-
-def _visible(segment: Segment, real: Tensor, start: int, queries: int) -> Tensor:
-    """Mask [batch, queries, tokens] of one segment for some of the queries."""
-    real = real[:, None].expand(-1, queries, -1)
-    if segment.mask is None:
-        return real
-    return real & segment.mask[:, start : start + queries]
+    return x[:, :, None].expand(-1, -1, q_heads // x.shape[1], -1, -1).flatten(1, 2)

@@ -25,3 +25,4 @@ from duotone.cache.static import StaticStore as StaticStore
 from duotone.cache.static import flush_all as flush_all
 from duotone.cache.thaw import chronological as chronological
 from duotone.cache.thaw import thaw as thaw
+from duotone.cache.visibility import Visibility as Visibility

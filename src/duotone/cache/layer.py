@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -16,18 +15,14 @@ from duotone.cache.lag import Lagging
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
-from duotone.cache.ragged import Move, owned, valid_mask
+from duotone.cache.ragged import Move, owned
 from duotone.cache.runs import RunMember
 from duotone.cache.saliency import foreground_first
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
+from duotone.cache.visibility import Visibility
 from duotone.quant import CacheSpec, KVSpec
 from duotone.quant.autocast import without_autocast
-from duotone.quant.checks import is_finite
 
-HIDDEN = (
-    "visual spans with a background can only be seen as a whole; this step's attention mask hides "
-    "a part of them. Use a scheme without a background."
-)
 # The last axis are channels, of K and V as many but in latent caches.
 States = Float[Tensor, "batch kv_heads tokens _"]
 
@@ -92,17 +87,17 @@ class LayerStore:
             self.flush(plan.flush_last)
         self._flushed = None
 
-    def segments(self, state: LedgerState, mask: Tensor | None = None) -> list[Segment]:
-        """Segments that attention reads.
+    def segments(self, state: LedgerState, seen: Visibility | None = None) -> list[Segment]:
+        """Segments that attention reads. seen: by the queries; None: all tokens by all.
 
-        mask: the model's own [batch, queries, logical] (True: visible), or None: all tokens.
+        Errors: ValueError where a query sees a part of visual tokens that have a background.
         """
         placed = self.placed_segments(state)
-        if mask is None:
+        if seen is None:
             return [segment for segment, _ in placed]
         if self.background is not None:
-            _check_whole((state.visual, state.background), mask)
-        return [replace(segment, mask=roll.visible(mask)) for segment, roll in placed]
+            seen.check_whole(state.visual, state.background)
+        return [replace(segment, mask=seen.of(roll)) for segment, roll in placed]
 
     def placed_segments(self, state: LedgerState) -> list[tuple[Segment, Roll]]:
         """Segments of the stored tokens, with their positions in the model's timeline."""
@@ -313,12 +308,3 @@ class LayerStore:
             self._keep_lag(Lagging.joined(self.lag, new, take.lengths, most))
         self.lay_out("stream")
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
-
-
-def _check_whole(rolls: tuple[Roll, ...], mask: Tensor) -> None:
-    """Raise where a query sees some, not all, visual tokens: each layer orders them by itself."""
-    seen = torch.cat([roll.visible(mask) for roll in rolls], 2)
-    real = torch.cat([valid_mask(r.lengths, r.positions.shape[1]) for r in rolls], 1)[:, None]
-    hidden = ((seen & real).any(2) & (~seen & real).any(2)).any()
-    if not is_finite(torch.where(hidden, math.inf, 0.0), HIDDEN):
-        raise ValueError(HIDDEN)

@@ -11,10 +11,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from duotone.attention import attend_chunk, decode_attention, measure_importance
-from duotone.cache import DenseSegment, Importance
+from duotone.cache import DenseSegment, Importance, Visibility
 from duotone.hf.attachment import Attachment, current_call
 from duotone.hf.cache.capped import attend_capped, dense_capped
 from duotone.hf.cache.states import LazyStates, StaticStates
+from duotone.hf.cache.timeline import Step
 from duotone.hf.cache.windows import RingStates
 from duotone.hf.model.masks import as_visibility, causal_visibility
 from duotone.hf.model.text_attention import NAME, NOT_COMPILED
@@ -187,7 +188,7 @@ def _decode(
     # Padding is stored nowhere, so only a sliding window still needs the model's mask.
     visible = as_visibility(mask, 1) if sliding and mask is not None else None
     timeline = key.timeline
-    segments = timeline.segments(key.index, mask=visible)
+    segments = timeline.segments(key.index, seen=None if visible is None else Visibility(visible))
     sm_scale, query = _scale(query, scaling), timeline.scales.of_queries(key.index, query)
     # Under autocast the query may be of another type than what is stored; kernels take one.
     typed = query.to(timeline.stores[key.index].dtype)
@@ -204,22 +205,37 @@ def _chunk(
 
     There is a query per token of the step, or the last few alone.
     """
-    timeline, queries, tokens = key.timeline, query.shape[2], key.new.shape[2]
-    past = timeline.step.start
-    if mask is None:
-        visible = causal_visibility(queries, past + tokens, query.device)
-    else:
-        visible = as_visibility(mask, queries)
-    visible = visible.expand(query.shape[0], -1, -1)
+    timeline, step = key.timeline, key.timeline.step
+    seen = _seen(step, query, mask)
+    lengths, own_mask = seen.once(lambda: _of_own(step, seen), step)
     own = DenseSegment(
-        timeline.scales.of_store(key.index, key.new),
-        value.new,
-        torch.full((query.shape[0],), tokens, device=query.device),
-        mask=visible[:, :, past : past + tokens],
+        timeline.scales.of_store(key.index, key.new), value.new, lengths, mask=own_mask
     )
-    segments = [*timeline.segments(key.index, before=True, mask=visible), own]
+    segments = [*timeline.segments(key.index, before=True, seen=seen), own]
     sm_scale, query = _scale(query, scaling), timeline.scales.of_queries(key.index, query)
     if (softcap := timeline.facts.softcap) is not None:
         return attend_capped(query, segments, sm_scale, softcap, timeline.slow)
     given = {"tau": timeline.spec.tau, "slow": timeline.slow}
-    return attend_chunk(query, segments, sm_scale=sm_scale, **given)
+    return attend_chunk(query, segments, sm_scale=sm_scale, seen=seen, **given)
+
+
+def _seen(step: Step, query: Tensor, mask: Tensor | None) -> Visibility:
+    """The model's mask of a step's queries: one object for the layers that get one mask."""
+    queries = query.shape[2]
+    for given, seen in step.seen:
+        if given is mask and seen.mask.shape[1] == queries:
+            return seen
+    if mask is None:
+        visible = causal_visibility(queries, step.start + step.tokens, query.device)
+    else:
+        visible = as_visibility(mask, queries)
+    seen = Visibility(visible.expand(len(query), -1, -1))
+    # Layers with windows get another mask than layers without.
+    step.seen[:] = [*step.seen[-1:], (mask, seen)]
+    return seen
+
+
+def _of_own(step: Step, seen: Visibility) -> tuple[Tensor, Tensor]:
+    """Lengths and mask of a step's own tokens."""
+    lengths = torch.full((len(seen.mask),), step.tokens, device=seen.mask.device)
+    return lengths, seen.mask[:, :, step.start : step.start + step.tokens]

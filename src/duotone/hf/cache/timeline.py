@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from duotone.attention import Plan
 from duotone.attention.static import StaticDecoder
-from duotone.cache import AppendPlan, Importance, LayerStore, Ledger, Segment
+from duotone.cache import AppendPlan, Importance, LayerStore, Ledger, Segment, Visibility
 from duotone.cache.eviction import Selection
 from duotone.cache.index import LedgerState
 from duotone.cache.shared_values import SharedValues
@@ -31,13 +31,14 @@ class Step:
 
     visual, real: which of its tokens are visual and which are no padding. start: logical length
     before it. decodes: True for one token that every sequence keeps in 16 bit; attention reads it
-    from the store.
+    from the store. seen: the last masks that the model gave layers, and what follows.
     """
 
     visual: Bool[Tensor, "batch tokens"]
     real: Bool[Tensor, "batch tokens"]
     start: int
     decodes: bool = False
+    seen: list[tuple[Tensor | None, Visibility]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -204,12 +205,12 @@ class Timeline:
         self.commit()
 
     def segments(
-        self, index: int, before: bool = False, mask: Tensor | None = None
+        self, index: int, before: bool = False, seen: Visibility | None = None
     ) -> list[Segment]:
         """The stored tokens of a layer, as they are or as they were before this step."""
         self.thaw()
         with put_off(self.checks):
-            return self.stores[index].segments(self.state(index, before), mask)
+            return self.stores[index].segments(self.state(index, before), seen)
 
     def state(self, index: int, before: bool = False) -> LedgerState:
         """Places of a layer's tokens, now or before this step."""
