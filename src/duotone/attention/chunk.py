@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from duotone.attention.reference import Output, Query, attend, queries_of_pass
+from duotone.attention.unpack import states_of
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.cache.visibility import Visibility
@@ -119,7 +120,7 @@ def _joined(kv: Sequence[Segment], real: Tensor, query: Query) -> list[Tensor]:
 
     real: [batch, tokens], True where a sequence has a token.
     """
-    both = zip(*(segment.both_states() for segment in kv), strict=True)
+    both = zip(*(states_of(segment) for segment in kv), strict=True)
     joined = (torch.cat([x.to(query.dtype) for x in states], 2) for states in both)
     return [_of_query_heads(x, real, query.shape[1]) for x in joined]
 

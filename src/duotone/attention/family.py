@@ -68,6 +68,8 @@ class Family:
     task: makes the launch over one segment from (query, segment, tau). layout: its order of codes.
     again: for the next call, (equal for segments that one launch fits, arguments that follow the
     segment's tensors); None from it: no kernel reads these. Packed parts must be the last call's.
+    unpack: dense K and V of a segment in it, of a type and in their basis; raises `RefusedError`
+    where no kernel writes them. Tokens past a sequence's end hold anything.
     """
 
     impl: Literal["cuda", "triton", "reference"]
@@ -82,6 +84,7 @@ class Family:
     task: Callable[[Tensor, Segment, tuple[float, float] | None], Any] | None = None
     layout: Layout | None = None
     again: Callable[[Segment], tuple[Hashable, dict[str, Any]] | None] = lambda segment: (None, {})
+    unpack: Callable[[Segment, torch.dtype], tuple[Tensor, Tensor]] | None = None
 
     def refusal(
         self, tokens: Tokens, query: Tensor | None = None, segment: Segment | None = None

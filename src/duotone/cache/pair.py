@@ -46,13 +46,6 @@ class LaidOut(Protocol):
         """Convert to canonical order, exactly. key, value: parts that the kernel does not keep."""
         ...
 
-    def dequantized(self, key: PackedTensor, value: PackedTensor) -> tuple[States, States] | None:
-        """Dense K and V, as `canonical` and `PackedTensor.dequantize` make them; None: no kernel.
-
-        Tokens past a sequence's end hold anything.
-        """
-        ...
-
     def left(self, key: PackedTensor, value: PackedTensor) -> Packed:
         """Parts of both that the kernel does not keep."""
         ...

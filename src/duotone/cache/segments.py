@@ -76,19 +76,10 @@ class PackedSegment:
 
     def states(self, which: Literal["key", "value"]) -> States:
         """Dequantize K or V, with the norm of keys multiplied back in."""
-        return self._finished(which, getattr(self.canonical(), which).dequantize())
+        return self.finished(which, getattr(self.canonical(), which).dequantize())
 
-    def both_states(self) -> tuple[States, States]:
-        """Dequantize K and V, as `states`, straight from records where a kernel can."""
-        dense = None
-        if self.records is not None:
-            dense = self.records.dequantized(self.key, self.value)
-        if dense is None:
-            own = self.canonical()
-            dense = own.key.dequantize(), own.value.dequantize()
-        return self._finished("key", dense[0]), self._finished("value", dense[1])
-
-    def _finished(self, which: Literal["key", "value"], decoded: Tensor) -> States:
+    def finished(self, which: Literal["key", "value"], decoded: States) -> States:
+        """Dequantized K or V with what is stored beside its codes: norms, exact tokens."""
         if which == "value" and self.exact is not None:
             return self.exact.into(decoded, self.lengths)
         if which == "value" or self.key_norm is None:
@@ -140,10 +131,6 @@ class DenseSegment:
     def states(self, which: Literal["key", "value"]) -> States:
         """K or V as stored."""
         return getattr(self, which)
-
-    def both_states(self) -> tuple[States, States]:
-        """K and V as stored."""
-        return self.key, self.value
 
 
 Segment = PackedSegment | DenseSegment

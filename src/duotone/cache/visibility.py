@@ -21,6 +21,9 @@ HIDDEN = (
 # Results that are kept: masks of four stores and of a step's own tokens, the check of visual ones,
 # and all of them joined, in two ways. Layers that evict have stores, and so masks, of their own.
 MOST = 8
+# Elements of a mask above which nothing is kept: a step's memory would grow with the square of its
+# tokens, and its time hardly falls.
+MOST_ELEMENTS = 1 << 26
 Found = TypeVar("Found")
 
 
@@ -46,12 +49,13 @@ class Visibility:
         self.once(lambda: self._check_whole(rolls), *rolls)
 
     def once(self, find: Callable[[], Found], *of: object) -> Found:
-        """Result of `find` for the objects that it reads; the last few are remembered."""
+        """Result of `find` for the objects that it reads; the last few of short masks are kept."""
         for objects, found in self._known:
             if len(objects) == len(of) and all(x is y for x, y in zip(objects, of, strict=True)):
                 return found
         found = find()
-        self._known = [*self._known[1 - MOST :], (of, found)]
+        if self.mask.numel() <= MOST_ELEMENTS:
+            self._known = [*self._known[1 - MOST :], (of, found)]
         return found
 
     def _check_whole(self, rolls: tuple[Roll, ...]) -> None:

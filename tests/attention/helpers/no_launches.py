@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from duotone.attention.cuda.classes import layout as class_layout
+from duotone.attention import unpack
 from duotone.attention.cuda.classes import pack as class_pack
 from duotone.attention.cuda.classes import small_levels
 from duotone.attention.cuda.classes import stream as class_stream
 from duotone.attention.cuda.classes import unpack as class_unpack
 from duotone.attention.cuda.groups import pack as group_pack
+from duotone.attention.cuda.groups import unpack as group_unpack
 from duotone.attention.cuda.levels import search as level_search
 from duotone.attention.cuda.levels.search import find_levels
 from duotone.attention.cuda.short import pack as short_pack
+from duotone.attention.cuda.short import unpack as short_unpack
 from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans import searched
 from duotone.attention.cuda.spans import stored as span_stored
@@ -49,9 +51,9 @@ def leave_out_launches(
         return levels
 
     packing = (class_pack, short_pack, small_levels, level_search, span_pack, group_pack)
-    for module in (*packing, class_unpack):
+    for module in (*packing, class_unpack, short_unpack, group_unpack):
         monkeypatch.setattr(module, "kernel", kernel)
-    monkeypatch.setattr(class_layout, "has_kernels", lambda device: True)
+    monkeypatch.setattr(unpack, "has_kernels", lambda device: True)
     for module in (level_search, span_pack):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

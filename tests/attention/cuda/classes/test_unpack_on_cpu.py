@@ -4,14 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from unpacked import as_on_a_gpu, assert_unpacked, segment_of
 
 import duotone
-from duotone.attention.cuda.classes import layout, unpack
+from duotone.attention.cuda.classes import unpack
 from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.classes.layout import to_class_records
 from duotone.attention.cuda.classes.stream import ClassStream
 from duotone.attention.refused import RefusedError
+from duotone.attention.unpack import states_of
 from duotone.cache import BlockTable, PackedTensor, pack_tensor
+from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 from duotone.quant import TensorSpec
 
@@ -45,15 +48,12 @@ def packed(specs, offsets, head_dim, dtype) -> tuple[PackedTensor, PackedTensor]
 @pytest.fixture
 def kernels(monkeypatch, folder) -> None:
     run_on_cpu(unpack, monkeypatch, folder)
-    monkeypatch.setattr(layout, "has_kernels", lambda device: True)
+    as_on_a_gpu(monkeypatch)
 
 
-def assert_equal_to_torch(records, key: PackedTensor, value: PackedTensor) -> None:
-    found = records.dequantized(key.without_parts(), value.without_parts())
-    for x, want in zip(found, (key, value), strict=True):
-        assert x.dtype == want.dtype
-        for b, n in enumerate(want.blocks.lengths.tolist()):
-            assert torch.equal(x[b, :, :n], want.dequantize()[b, :, :n])
+def segment(key: PackedTensor, value: PackedTensor, **given: object) -> PackedSegment:
+    records = to_class_records(key, value)
+    return segment_of(PackedPair(key.without_parts(), value.without_parts(), records), **given)
 
 
 @needs_compiler
@@ -63,12 +63,16 @@ def assert_equal_to_torch(records, key: PackedTensor, value: PackedTensor) -> No
 )
 @pytest.mark.parametrize("name", SPECS)
 def test_tokens_are_as_torch_has_them(name, head_dim, dtype) -> None:
-    key, value = packed(SPECS[name], RAGGED, head_dim, dtype)
-    records = to_class_records(key, value)
-    assert_equal_to_torch(records, key, value)
-    flipped = replace(records, data=records.data ^ 1)
+    assert_unpacked(segment(*packed(SPECS[name], RAGGED, head_dim, dtype)))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("kernels")
+def test_a_wrong_record_is_noticed() -> None:
+    right = segment(*packed(UNITS, RAGGED, 64, torch.bfloat16))
+    wrong = replace(right.records, data=right.records.data ^ 1)
     with pytest.raises(AssertionError):
-        assert_equal_to_torch(flipped, key, value)
+        assert_unpacked(replace(right, records=wrong), of=right)
 
 
 @needs_compiler
@@ -78,28 +82,25 @@ def test_a_stream_has_room_for_more_groups() -> None:
     specs = tuple(spec.replace(group=64) for spec in UNITS)
     spans = [[0, 64, 128, 192], [0, 64, 64, 64]]
     key, value = packed(specs, spans, 64, torch.bfloat16)
-    records = ClassStream.of(to_class_records(key, value), value.blocks).widened(512)
-    assert_equal_to_torch(records, key, value)
+    whole = segment(key, value)
+    stream = ClassStream.of(whole.records, value.blocks).widened(512)
+    assert_unpacked(replace(whole, records=stream))
 
 
 @needs_compiler
 @pytest.mark.usefixtures("kernels")
 def test_a_sequence_may_have_no_token() -> None:
-    key, value = packed(UNITS, [[0, 0], [0, 130]], 64, torch.bfloat16)
-    assert_equal_to_torch(to_class_records(key, value), key, value)
+    assert_unpacked(segment(*packed(UNITS, [[0, 0], [0, 130]], 64, torch.bfloat16)))
 
 
 @needs_compiler
 @pytest.mark.usefixtures("kernels")
-def test_a_segment_multiplies_keys_by_their_norm() -> None:
-    key, value = packed(UNITS, RAGGED, 64, torch.float32)
+def test_keys_are_multiplied_by_their_norm() -> None:
     norm = torch.rand(2, 2, 64) + 0.5
-    segment = PackedSegment(
-        key, value, value.blocks.lengths, key_norm=norm, records=to_class_records(key, value)
-    )
-    for x, which in zip(segment.both_states(), ("key", "value"), strict=True):
-        for b, n in enumerate(value.blocks.lengths.tolist()):
-            assert torch.equal(x[b, :, :n], segment.states(which)[b, :, :n])
+    normed = segment(*packed(UNITS, RAGGED, 64, torch.float32), key_norm=norm)
+    for x, which in zip(states_of(normed), ("key", "value"), strict=True):
+        for b, n in enumerate(normed.lengths.tolist()):
+            assert torch.equal(x[b, :, :n], normed.states(which)[b, :, :n])
 
 
 def test_what_the_kernel_does_not_write_is_refused() -> None:

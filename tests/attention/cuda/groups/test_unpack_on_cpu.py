@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from group_specs import CASES
+from unpacked import as_on_a_gpu, assert_unpacked, segment_of
 
-from duotone.attention.cuda.groups import records, unpack
+from duotone.attention.cuda.groups import unpack
+from duotone.attention.cuda.groups.records import GroupLayout
 from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable, pack_tensor
 from duotone.cache.pair import PackedPair
@@ -71,14 +73,9 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_streams_are_as_torch_has_them(name, dtype, monkeypatch, folder) -> None:
     """Sequences of whole tiles, without any, and with a tile that is not full."""
     run_on_cpu(unpack, monkeypatch, folder)
-    monkeypatch.setattr(records, "has_kernels", lambda device: True)
+    as_on_a_gpu(monkeypatch)
     torch.manual_seed(0)
     table = BlockTable(torch.tensor([[0, n] for n in (150, 0, 96)]))
     x = states(3, 2, 150, 64).to(dtype)
     pair = PackedPair(*(pack_tensor(x, spec, table) for spec in CASES[name]))
-    laid = pair.laid_out(records.GroupLayout())
-    found = laid.records.dequantized(laid.key, laid.value)
-    for x, want in zip(found, (pair.key, pair.value), strict=True):
-        assert x.dtype == dtype
-        for b, n in enumerate(want.blocks.lengths.tolist()):
-            assert torch.equal(x[b, :, :n], want.dequantize()[b, :, :n])
+    assert_unpacked(segment_of(pair.laid_out(GroupLayout())), of=segment_of(pair))

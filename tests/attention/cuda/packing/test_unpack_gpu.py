@@ -1,4 +1,4 @@
-"""Records dequantized on a real GPU, bit for bit as torch does it from the canonical order."""
+"""Packed tokens dequantized on a real GPU, bit for bit as torch does it in canonical order."""
 
 from dataclasses import replace
 
@@ -7,39 +7,33 @@ import torch
 from class_pack_cases import CLASS_CASES, ClassCase, class_states
 from cuda_device import NEEDS_KERNELS
 from group_specs import CASES
+from unpacked import assert_unpacked, segment_of
 
+import duotone
 from duotone.attention.cuda.classes.pack import class_pack
 from duotone.attention.cuda.groups.records import GroupLayout
+from duotone.attention.cuda.short.pack import short_pack
 from duotone.cache import BlockTable, pack_tensor
 from duotone.cache.pair import PackedPair
 
-from cases import device, states
+from cases import SMALL, device, states
+from pack_cases import dense_states, taken_anywhere
 
 pytestmark = NEEDS_KERNELS
-
-
-def assert_equal_to_torch(pair: PackedPair, of: PackedPair | None = None) -> None:
-    """of: a pair with these tokens; None: `pair`."""
-    own = (of or pair).canonical()
-    found = pair.records.dequantized(pair.key, pair.value)
-    for x, want in zip(found, (own.key, own.value), strict=True):
-        expected = want.dequantize()
-        assert (x.dtype, x.shape) == (expected.dtype, expected.shape)
-        for b, n in enumerate(want.blocks.lengths.tolist()):
-            assert torch.equal(x[b, :, :n], expected[b, :, :n])
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
 @pytest.mark.parametrize("case", CLASS_CASES, ids=str)
 def test_class_records(case: ClassCase) -> None:
     key, value, piece = class_states(case)
-    pair = class_pack(key, value, case.spec, piece)
-    assert_equal_to_torch(pair)
-    wrong = replace(pair.records, data=pair.records.data ^ 1)
+    right = segment_of(class_pack(key, value, case.spec, piece))
+    assert_unpacked(right)
+    wrong = replace(right.records, data=right.records.data ^ 1)
     with pytest.raises(AssertionError):
-        assert_equal_to_torch(replace(pair, records=wrong), pair)
+        assert_unpacked(replace(right, records=wrong), of=right)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["kivi", "kivi4", "wide-groups"])
 def test_group_records(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -48,4 +42,18 @@ def test_group_records(name: str, dtype: torch.dtype) -> None:
     pair = PackedPair(*(pack_tensor(x, spec, table) for spec in CASES[name]))
     laid = pair.laid_out(GroupLayout())
     assert laid.records is not None
-    assert_equal_to_torch(laid)
+    assert_unpacked(segment_of(laid), of=segment_of(pair))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("edges", [((0, 81, 162), (0, 30, 30)), ((0, 1),), ((0, 42, 70),)])
+def test_short_spans(edges, head_dim: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    offsets = torch.tensor(edges, device=device())
+    shape = (len(edges), 2, int(offsets.max()) + 29, head_dim)
+    key, value = (dense_states(shape, dtype, 0) for _ in range(2))
+    policies = (duotone.scheme("duotone", bits=1).background, duotone.KVSpec(*SMALL))
+    for spec in policies:
+        pair = short_pack(key, value, spec, taken_anywhere(offsets, shape[2]))
+        assert_unpacked(segment_of(pair))

@@ -8,6 +8,7 @@ from cubins import shared_of, stack_of
 from duotone.attention.cuda.shared.geometry import SHARED_KIB
 from duotone.attention.cuda.short import decode as short_decode
 from duotone.attention.cuda.short import pack as short_pack
+from duotone.attention.cuda.short import unpack as short_unpack
 from duotone.attention.cuda.short.decode import SOURCE, WARPS, Side, form_of, per_sm
 from duotone.quant import TensorSpec
 
@@ -63,3 +64,11 @@ def test_rows_have_the_bytes_of_canonical_packing() -> None:
     side = Side.of(odd, 80)  # 5, 20 and 35 channels
     assert (side.row_bytes, side.slots) == (3 + 5 + 5, 8 + 24 + 40)
     assert Side.of(TensorSpec(2), 80).row_bytes == 20
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("form", "_"), FORMS, ids=str)
+def test_unpacking_compiles(form, _, arch) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        binary_of(short_unpack.SOURCE, arch, short_unpack.macros_of(form, dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duotone.attention.cuda.classes import decode, format, layout, pack, stream
+from duotone.attention.cuda.classes import decode, format, layout, pack, stream, unpack
 from duotone.attention.cuda.shared.of_records import OfRecords
 from duotone.attention.family import Family
 
@@ -17,4 +17,5 @@ CLASSES = Family(
     packs=pack.HONOURS,
     task=decode.class_task,
     layout=stream.ClassLayout(),
+    unpack=unpack.class_unpack,
 )

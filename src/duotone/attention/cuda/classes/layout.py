@@ -48,10 +48,7 @@ from duotone.attention.cuda.classes.params import (
     span_parameters,
     tile_parameters,
 )
-from duotone.attention.cuda.classes.unpack import check as check_unpack
-from duotone.attention.cuda.classes.unpack import class_unpack
 from duotone.attention.cuda.shared.filling import fitted, has_records
-from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.cuda.shared.slots import (
     TILE,
     joined,
@@ -126,19 +123,6 @@ class ClassRecords:
     ) -> tuple[PackedTensor, PackedTensor]:
         """Both with codes and parameters of their own, exactly as they were packed."""
         return from_class_records(self, key, value)
-
-    def dequantized(self, key: PackedTensor, value: PackedTensor) -> tuple[Tensor, Tensor] | None:
-        """K and V of the tokens, by a kernel."""
-        dtype = torch.promote_types(key.decoded_dtype, value.decoded_dtype)
-        given = (self.format, dtype)
-        if not has_kernels(self.data.device) or reason_against(check_unpack, *given):
-            return None
-        params = (
-            (self.key_scale, self.key_zero, self.key_order),
-            (self.value_scale, self.value_zero, self.value_order),
-        )
-        dense = class_unpack(self.format, self.data, params, value.blocks, dtype)
-        return key.rotated_back(dense[0]), value.rotated_back(dense[1])
 
     def left(self, key: PackedTensor, value: PackedTensor) -> tuple[PackedTensor, PackedTensor]:
         """No tensor at all."""

@@ -7,10 +7,8 @@ theirs bit for bit.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
-from jaxtyping import UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.classes.format import ClassFormat
@@ -18,12 +16,10 @@ from duotone.attention.cuda.classes.slots import slots_of
 from duotone.attention.cuda.packing.inputs import INPUTS
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.refused import RefusedError
-from duotone.cache import BlockTable
+from duotone.cache.segments import PackedSegment
 
 SOURCE = "classes/unpack.cu"
 THREADS = 256
-# Scales, zero-points and channels of spans, sorted by class; K has none where its tiles have them.
-Parameters = Sequence[Tensor | None]
 
 
 class Side(ctypes.Structure):
@@ -51,30 +47,29 @@ def check(form: ClassFormat, dtype: torch.dtype) -> None:
         )
 
 
-def class_unpack(
-    form: ClassFormat,
-    data: UInt8[Tensor, "batch kv_heads records bytes"],
-    params: tuple[Parameters, Parameters],
-    spans: BlockTable,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """K and V, [batch, kv_heads, tokens, head_dim] each, in their basis.
+def class_unpack(segment: PackedSegment, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """K and V of tokens in class records, [batch, kv_heads, tokens, head_dim] each.
 
-    params: of K and of V. spans: blocks of V. Tokens past a sequence's end hold anything.
+    They are in their basis. Tokens past a sequence's end hold anything.
     Errors: `RefusedError` as `check`.
     """
+    records, spans = segment.records, segment.value.blocks
+    form, data = records.format, records.data
     check(form, dtype)
-    batch, heads = data.shape[:2]
-    slots = slots_of(spans, form.tokens)
+    (batch, heads), slots = data.shape[:2], slots_of(spans, form.tokens)
     dense = [data.new_empty(batch, heads, spans.tokens, form.head_dim, dtype=dtype) for _ in "kv"]
-    tiles = slots.place.shape[1] // form.tile_tokens
+    params = (
+        (records.key_scale, records.key_zero, records.key_order),
+        (records.value_scale, records.value_zero, records.value_order),
+    )
     sides = (
         Side(*(None if x is None else x.data_ptr() for x in (*own, to)))
         for own, to in zip(params, dense, strict=True)
     )
+    tiles = slots.place.shape[1] // form.tile_tokens
     given = Arguments(
         *sides, data.data_ptr(), slots.place.data_ptr(), slots.block_of_tile(spans).data_ptr(),
-        heads, tiles, data.shape[2] * form.tiles, spans.tokens, params[1][0].shape[2],
+        heads, tiles, data.shape[2] * form.tiles, spans.tokens, records.value_scale.shape[2],
     )  # fmt: skip
     if batch * heads * tiles:
         macros = macros_of(form, dtype)

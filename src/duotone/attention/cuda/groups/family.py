@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duotone.attention.cuda.groups import decode, format, pack
+from duotone.attention.cuda.groups import decode, format, pack, unpack
 from duotone.attention.cuda.groups.records import GroupLayout, GroupRecords
 from duotone.attention.cuda.shared.of_records import OfRecords
 from duotone.attention.family import Family
@@ -18,5 +18,6 @@ GROUPS = Family(
     packs=pack.HONOURS,
     task=decode.group_task,
     layout=GroupLayout(),
+    unpack=unpack.stream_unpack,
     again=lambda segment: (None, {"tokens": segment.lengths.data_ptr()}),
 )

@@ -24,7 +24,6 @@ from duotone.attention.cuda.groups.tiles import (
     put,
     widened,
 )
-from duotone.attention.cuda.groups.unpack import check, stream_unpack
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
@@ -119,14 +118,6 @@ class GroupRecords:
             taken_apart(key, form.key, form.channels, k_codes, params[0], value=False),
             taken_apart(value, form.value, form.channels, v_codes, params[1], value=True),
         )
-
-    def dequantized(self, key: PackedTensor, value: PackedTensor) -> tuple[Tensor, Tensor] | None:
-        """K and V of the tokens, by a kernel."""
-        dtype = torch.promote_types(key.decoded_dtype, value.decoded_dtype)
-        if not has_kernels(self.data.device) or reason_against(check, self.format, dtype):
-            return None
-        dense = stream_unpack(self.format, self.data, key.tokens, dtype)
-        return key.rotated_back(dense[0]), value.rotated_back(dense[1])
 
     def append(
         self, other: GroupRecords, held: BlockTable, more: BlockTable

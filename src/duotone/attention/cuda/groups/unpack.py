@@ -16,6 +16,7 @@ from duotone.attention.cuda.groups.format import TILE, GroupFormat
 from duotone.attention.cuda.packing.inputs import INPUTS
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.refused import RefusedError
+from duotone.cache.segments import PackedSegment
 
 SOURCE = "groups/unpack.cu"
 THREADS = 256
@@ -46,17 +47,14 @@ def check(form: GroupFormat, dtype: torch.dtype) -> None:
         )
 
 
-def stream_unpack(
-    form: GroupFormat,
-    data: UInt8[Tensor, "batch kv_heads records bytes"],
-    tokens: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """K and V of the first tokens of every sequence, [batch, kv_heads, tokens, head_dim] each.
+def stream_unpack(segment: PackedSegment, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """K and V of a stream in group records, [batch, kv_heads, tokens, head_dim] each.
 
     They are in their basis. Tokens past a sequence's end hold anything.
     Errors: `RefusedError` as `check`.
     """
+    form, data, tokens = segment.records.format, segment.records.data, segment.tokens
+    check(form, dtype)
     # A record of a head is a page.
     pool = data.flatten(0, 2).unsqueeze(1)
     numbers = torch.arange(len(pool), dtype=torch.int32, device=data.device)

@@ -9,6 +9,7 @@ from duotone.attention.cuda.shared.of_records import CALIBRATED, NO_MASK
 from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.shared.work import MAX_GROUP, QUERY_TYPES
 from duotone.attention.cuda.short.decode import form_of, per_sm, short_task
+from duotone.attention.cuda.short.unpack import short_unpack
 from duotone.attention.family import Family, Tokens
 from duotone.attention.refused import RefusedError
 from duotone.cache.blocks import BlockTable
@@ -87,4 +88,5 @@ SHORT = Family(
     rule=_rule,
     at_call=_at_call,
     task=short_task,
+    unpack=short_unpack,
 )

@@ -16,4 +16,12 @@ struct Row {
   static __device__ __forceinline__ int slot(int place) {
     return place < C4 ? place : place < C4 + C2 ? S2 + place - C4 : S1 + place - C4 - C2;
   }
+  // The byte of a row that has the code of a place, and how far up in it.
+  static __device__ __forceinline__ void find(int place, unsigned char* byte,
+                                              unsigned char* shift) {
+    const int width = bits(place), each = 8 / width;
+    const int within = place - (width == 4 ? 0 : width == 2 ? C4 : C4 + C2);
+    *byte = (width == 4 ? 0 : width == 2 ? B4 : B4 + B2) + within / each;
+    *shift = 8 - width * (1 + within % each);
+  }
 };

@@ -137,9 +137,6 @@ class Records:
             replace(value, codes=pack(codes[1], value.spec.bits)),
         )
 
-    def dequantized(self, key: PackedTensor, value: PackedTensor) -> None:
-        """No kernel writes them."""
-
     def left(self, key: PackedTensor, value: PackedTensor) -> tuple[PackedTensor, PackedTensor]:
         """Everything but the codes."""
         return key.without_codes(), value.without_codes()

@@ -1,0 +1,74 @@
+"""Short spans dequantized by the kernel's own source on a CPU, bit for bit as torch does it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from unpacked import as_on_a_gpu, assert_unpacked, segment_of
+
+import duotone
+from duotone.attention.cuda.short import unpack
+from duotone.attention.refused import RefusedError
+from duotone.cache import BlockTable, pack_tensor
+from duotone.cache.pair import PackedPair
+from duotone.cache.segments import PackedSegment
+from duotone.quant import TensorSpec
+
+from cases import CALIBRATED, SMALL, UNITS
+from cuda_on_cpu import missing, run_on_cpu
+
+needs_compiler = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+PRESET = duotone.scheme("duotone", bits=1).visual
+SPECS = {
+    "preset": (PRESET.key, PRESET.value),
+    "odd classes": CALIBRATED,
+    "fp16": UNITS,
+    "8 bits": SMALL,
+    "rotated": tuple(spec.replace(transform="hadamard") for spec in SMALL),
+    "one width each": (TensorSpec(4, param_dtype="float8"), TensorSpec(1)),
+}
+# Spans of two sequences: of an odd length, of one token, none.
+RAGGED = [[0, 21, 22, 49], [0, 13, 13, 13]]
+
+
+def segment(name: str, offsets, head_dim: int, dtype: torch.dtype) -> PackedSegment:
+    torch.manual_seed(0)
+    blocks = BlockTable(torch.tensor(offsets))
+    x = torch.randn(2, len(offsets), 2, blocks.tokens, head_dim) * torch.rand(head_dim)
+    both = zip(x.to(dtype), SPECS[name], strict=True)
+    return segment_of(PackedPair(*(pack_tensor(t, spec, blocks) for t, spec in both)))
+
+
+@pytest.fixture
+def kernels(monkeypatch, folder) -> None:
+    run_on_cpu(unpack, monkeypatch, folder)
+    as_on_a_gpu(monkeypatch)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, torch.float16), (80, torch.bfloat16), (128, torch.float32)]
+)
+@pytest.mark.parametrize("name", SPECS)
+def test_tokens_are_as_torch_has_them(name, head_dim, dtype) -> None:
+    assert_unpacked(segment(name, RAGGED, head_dim, dtype))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("kernels")
+def test_a_wrong_code_is_noticed() -> None:
+    right = segment("fp16", RAGGED, 64, torch.bfloat16)
+    wrong = replace(right, value=replace(right.value, codes=right.value.codes ^ 1))
+    with pytest.raises(AssertionError):
+        assert_unpacked(wrong, of=right)
+
+
+def test_what_the_kernel_does_not_write_is_refused() -> None:
+    right = segment("8 bits", RAGGED, 64, torch.bfloat16)
+    unpack.check(right, torch.float16)
+    with pytest.raises(RefusedError, match="float64"):
+        unpack.check(right, torch.float64)
+    turned = right.key.codes.transpose(0, 1).contiguous().transpose(0, 1)
+    with pytest.raises(RefusedError, match="contiguous"):
+        unpack.check(replace(right, key=replace(right.key, codes=turned)), torch.float16)
