@@ -47,12 +47,13 @@ def _chunk_of(case: Case) -> tuple[torch.Tensor, list[Segment]]:
 
 @pytest.mark.usefixtures("short_passes")
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize(("few", "pieces"), [(QUERIES, 1), (QUERIES - 1, 1), (QUERIES, 3)])
 def test_long_chunks_equal_the_reference(
-    case: Case, pieces: int, monkeypatch: pytest.MonkeyPatch
+    case: Case, few: int, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query, kv = _chunk_of(replace(case, dtype=torch.float32))
     tokens = sum(segment.tokens for segment in kv)
+    monkeypatch.setattr(chunk, "FEW_QUERIES", few)
     monkeypatch.setattr(chunk, "MAX_MASK", len(query) * tokens * QUERIES // pieces)
     out = attend_chunk(query, poisoned(kv), sm_scale=0.1)
     expected = attend(query.double(), kv, sm_scale=0.1)

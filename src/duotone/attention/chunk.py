@@ -1,18 +1,20 @@
 """Attention of a chunk of queries to a packed past: from codes, or on tokens dequantized once.
 
-`attend` decodes all codes for each pass over `MAX_SCORES` scores. A chunk that needs several passes
-runs by PyTorch's scaled_dot_product_attention instead, on K and V in the type of the queries. They
-are one layer's, repeated for its query heads, and live for the call.
+`attend` decodes all codes for each pass over `MAX_SCORES` scores. On a GPU, and where a chunk needs
+several passes, PyTorch's scaled_dot_product_attention runs instead, on K and V in the type of the
+queries. They are one layer's and live for the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from duotone.attention.reference import Output, Query, attend, queries_of_pass
 from duotone.attention.unpack import states_of
@@ -24,6 +26,17 @@ from duotone.tools.slow_paths import SlowPaths
 
 # Elements of one mask, which PyTorch may copy in the type of the query.
 MAX_MASK = 1 << 28
+# Queries that are taken as rows of their kv head, so that K and V are not repeated for query heads.
+FEW_QUERIES = 512
+# Scores up to which cuDNN is not asked: it plans for 50 to 80 ms at every shape that it has not
+# met, and takes a second where it needs another kernel (H200). Prompts seldom have a length twice.
+UNPLANNED_SCORES = 1 << 29
+UNPLANNED = [
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.MATH,
+]
 Found = TypeVar("Found")
 
 
@@ -41,11 +54,11 @@ def attend_chunk(
     query: [batch, q_heads, queries, head_dim]. kv, sm_scale, tau: as of `attend`. Dequantized
     tokens are rounded to the type of `query`. With tau, scores of visual tokens change by query,
     and with jensen those of packed ones, so that chunks of any length run by `attend`.
-    slow: receives why a long chunk runs by `attend`; or None. seen: of other layers' segments with
-    these masks, which are then joined once for all; or None.
+    slow: receives why a chunk runs by `attend` that is long or on a GPU; or None. seen: of other
+    layers' segments with these masks, which are then joined once for all; or None.
     """
     tokens = sum(segment.tokens for segment in kv)
-    if query.shape[2] <= queries_of_pass(query, tokens):
+    if not query.is_cuda and query.shape[2] <= queries_of_pass(query, tokens):
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
     if reason := _changed_scores(kv, tau):
         if slow is not None:
@@ -71,10 +84,15 @@ def _on_dequantized(
     # Layers whose segments have these lengths and masks share what follows from them.
     once = _each_time if seen is None else seen.once
     of = [x for segment in kv for x in (segment.lengths, segment.mask)]
-    real = once(lambda: _real(kv), _real, *of)
-    key, value = _joined(kv, real, query)
-    queries = query.shape[2]
-    step = max(1, MAX_MASK // max(1, len(query) * key.shape[2]))
+    key, value = _joined(kv, once(lambda: _real(kv), _real, *of), query.dtype)
+    (batch, heads), queries, tokens = query.shape[:2], query.shape[2], key.shape[2]
+    group, step = heads // key.shape[1], max(1, MAX_MASK // max(1, batch * tokens))
+    if queries <= min(step, FEW_QUERIES):
+        masks = once(lambda: _of_group(_visible(kv, slice(queries)), group), _of_group, *of)
+        rows = query.unflatten(1, (-1, group)).flatten(2, 3)
+        out = _attended(rows, key, value, masks, sm_scale)
+        return out.unflatten(2, (group, queries)).flatten(1, 2)
+    key, value = (_repeated(x, group) for x in (key, value))
     if queries <= step:
         masks = once(lambda: _visible(kv, slice(queries)), _visible, *of)
         return _attended(query, key, value, masks, sm_scale)
@@ -83,6 +101,11 @@ def _on_dequantized(
         rows = slice(start, min(start + step, queries))
         pieces.append(_attended(query[:, :, rows], key, value, _visible(kv, rows), sm_scale))
     return torch.cat(pieces, 2)
+
+
+def _repeated(x: Tensor, group: int) -> Tensor:
+    """Every kv head as often as query heads read it."""
+    return x[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
 
 
 def _each_time(find: Callable[[], Found], *of: object) -> Found:
@@ -107,26 +130,35 @@ def _visible_of(segment: Segment, rows: slice) -> Tensor:
     return real if segment.mask is None else real & segment.mask[:, rows]
 
 
+def _of_group(masks: tuple[Tensor, Tensor], group: int) -> tuple[Tensor, Tensor]:
+    """`_visible`, with the queries of all heads of a kv head as rows, a head after the other."""
+    seen, blind = (x.repeat(1, 1, group, 1) for x in masks)
+    return seen, blind
+
+
 def _attended(
     query: Query, key: Tensor, value: Tensor, masks: tuple[Tensor, Tensor], sm_scale: float
 ) -> Output:
     seen, blind = masks
-    out = F.scaled_dot_product_attention(query, key, value, seen, scale=sm_scale)
+    with _backend(query, key):
+        out = F.scaled_dot_product_attention(query, key, value, seen, scale=sm_scale)
     return out.masked_fill(blind, 0)
 
 
-def _joined(kv: Sequence[Segment], real: Tensor, query: Query) -> list[Tensor]:
-    """K and V of all segments, [batch, q_heads, tokens, channels], in the type of `query`.
+def _backend(query: Query, key: Tensor) -> AbstractContextManager[Any]:
+    """A block in which a kernel that plans nothing is asked first, where that is faster."""
+    scores = query[..., 0].numel() * key.shape[2]
+    if not query.is_cuda or scores > UNPLANNED_SCORES:
+        return nullcontext()
+    return sdpa_kernel(UNPLANNED, set_priority=True)
+
+
+def _joined(kv: Sequence[Segment], real: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """K and V of all segments, [batch, kv_heads, tokens, channels].
 
     real: [batch, tokens], True where a sequence has a token.
     """
     both = zip(*(states_of(segment) for segment in kv), strict=True)
-    joined = (torch.cat([x.to(query.dtype) for x in states], 2) for states in both)
-    return [_of_query_heads(x, real, query.shape[1]) for x in joined]
-
-
-def _of_query_heads(x: Tensor, real: Tensor, q_heads: int) -> Tensor:
-    """Every kv head as often as query heads read it."""
+    joined = (torch.cat([x.to(dtype) for x in states], 2) for states in both)
     # Slots past a sequence's length may hold anything, NaN included.
-    x = x.masked_fill(~real[:, None, :, None], 0)
-    return x[:, :, None].expand(-1, -1, q_heads // x.shape[1], -1, -1).flatten(1, 2)
+    return [x.masked_fill(~real[:, None, :, None], 0) for x in joined]
