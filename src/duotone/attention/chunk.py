@@ -8,8 +8,8 @@ queries. They are one layer's and live for the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +28,10 @@ from duotone.tools.slow_paths import SlowPaths
 MAX_MASK = 1 << 28
 # Queries that are taken as rows of their kv head, so that K and V are not repeated for query heads.
 FEW_QUERIES = 512
-# Scores up to which cuDNN is not asked: it plans for 50 to 80 ms at every shape that it has not
-# met, and takes a second where it needs another kernel (H200). Prompts seldom have a length twice.
-UNPLANNED_SCORES = 1 << 29
-UNPLANNED = [
+# Kernels for these, the first one that can. cuDNN would plan for 50 to 80 ms at every shape that it
+# has not met, and take a second where it needs another kernel (H200); prompts seldom have a length
+# twice. Few queries gain some 40 us a layer by it.
+FOR_FEW = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -90,9 +90,11 @@ def _on_dequantized(
     if queries <= min(step, FEW_QUERIES):
         masks = once(lambda: _of_group(_visible(kv, slice(queries)), group), _of_group, *of)
         rows = query.unflatten(1, (-1, group)).flatten(2, 3)
-        out = _attended(rows, key, value, masks, sm_scale)
+        with sdpa_kernel(FOR_FEW, set_priority=True) if query.is_cuda else nullcontext():
+            out = _attended(rows, key, value, masks, sm_scale)
         return out.unflatten(2, (group, queries)).flatten(1, 2)
-    key, value = (_repeated(x, group) for x in (key, value))
+    # Copies: PyTorch's kernels read views wrongly whose heads have a stride of 0 (pytorch#191937).
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
     if queries <= step:
         masks = once(lambda: _visible(kv, slice(queries)), _visible, *of)
         return _attended(query, key, value, masks, sm_scale)
@@ -101,11 +103,6 @@ def _on_dequantized(
         rows = slice(start, min(start + step, queries))
         pieces.append(_attended(query[:, :, rows], key, value, _visible(kv, rows), sm_scale))
     return torch.cat(pieces, 2)
-
-
-def _repeated(x: Tensor, group: int) -> Tensor:
-    """Every kv head as often as query heads read it."""
-    return x[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
 
 
 def _each_time(find: Callable[[], Found], *of: object) -> Found:
@@ -140,17 +137,8 @@ def _attended(
     query: Query, key: Tensor, value: Tensor, masks: tuple[Tensor, Tensor], sm_scale: float
 ) -> Output:
     seen, blind = masks
-    with _backend(query, key):
-        out = F.scaled_dot_product_attention(query, key, value, seen, scale=sm_scale)
+    out = F.scaled_dot_product_attention(query, key, value, seen, scale=sm_scale)
     return out.masked_fill(blind, 0)
-
-
-def _backend(query: Query, key: Tensor) -> AbstractContextManager[Any]:
-    """A block in which a kernel that plans nothing is asked first, where that is faster."""
-    scores = query[..., 0].numel() * key.shape[2]
-    if not query.is_cuda or scores > UNPLANNED_SCORES:
-        return nullcontext()
-    return sdpa_kernel(UNPLANNED, set_priority=True)
 
 
 def _joined(kv: Sequence[Segment], real: Tensor, dtype: torch.dtype) -> list[Tensor]:
