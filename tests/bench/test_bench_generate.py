@@ -14,6 +14,7 @@ from duotone.bench import generate_rows
 from duotone.bench.generate import Bench, Load, Subject, summary
 from duotone.bench.generate_rows import Row, parse_rows
 from duotone.bench.generate_watch import FEWEST_TOKENS, Watch
+from duotone.bench.questions import LENGTHS, question_ms
 from duotone.cli.bench_subject import _calibrated
 from duotone.defaults import PICTURES
 from duotone.inference.random_models import random_model, random_prompt
@@ -121,6 +122,49 @@ def test_bytes_of_a_plain_cache_have_states_and_windows(tmp_path: Path) -> None:
         assert plain["cache_bytes"] == packed["cache_bytes_16_bit"]
 
 
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "lfm2", "internvl"])
+def test_a_question_comes_after_the_last_answer(family: str, tmp_path: Path) -> None:
+    """Also where positions, windows or states are not a plain cache's."""
+    for row in _of_config(tmp_path, family)["rows"]:
+        assert row["notes"] == []
+        assert len(row["question_ttfts_ms"]) == 3
+        assert row["question_ttft_ms"] == sorted(row["question_ttfts_ms"])[1] > 0
+
+
+def test_questions_go_on_with_the_rows_cache(tiny: Subject, monkeypatch) -> None:
+    """Padding stays hidden, and only the question's tokens are new."""
+    inputs = random_prompt("tiny", tiny.model, 2, 40)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, :7] = 0
+    made = tiny.model.generate(
+        **inputs | {"attention_mask": mask}, max_new_tokens=2, return_dict_in_generate=True
+    )
+    steps, plain = [], type(tiny.model).forward
+
+    def forward(self, **given):
+        steps.append((given["input_ids"].shape[1], given["attention_mask"].sum(-1).tolist()))
+        return plain(self, **given)
+
+    monkeypatch.setattr(type(tiny.model), "forward", forward)
+    assert len(question_ms(tiny.model, made, mask)) == len(LENGTHS)
+    whole, expected = 42, []
+    for n in LENGTHS:  # the last token of every answer is not in the cache yet
+        whole += n
+        expected.append((n + 1, [whole - 7, whole]))
+        whole += 1
+    assert steps == expected
+
+
+def test_a_cache_that_cannot_go_on_says_why(tiny: Subject, monkeypatch) -> None:
+    def fails(*given: object) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr("duotone.bench.generate.question_ms", fails)
+    row = Bench(tiny, Load(1, 40, 24, calls=2)).row(Row.parse("plain"))
+    assert row["notes"] == ["no question after the answer: RuntimeError: no more"]
+    assert "question_ttft_ms" not in row
+
+
 def test_heads_that_vary_by_layer_are_of_the_first_packed_one(tmp_path: Path) -> None:
     found = _of_config(tmp_path, "gemma4")
     layers = tiny_model("gemma4").config.get_text_config().per_layer_config
@@ -203,6 +247,7 @@ def test_a_late_row_is_cut_and_keeps_its_second_call(tiny: Subject) -> None:
     load = Load(batch=1, tokens=40, new_tokens=200, calls=3, seconds=0.0)
     row = Bench(tiny, load).row(Row.parse("plain"))
     assert [call["tokens"] for call in row["calls"]] == [FEWEST_TOKENS] * 2
+    assert "question_ttft_ms" not in row
 
 
 def test_answers_have_no_end_and_the_models_settings_come_back(tiny: Subject) -> None:

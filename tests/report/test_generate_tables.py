@@ -83,3 +83,15 @@ def test_short_pictures_are_a_load_of_their_own() -> None:
     short["load"] = short["load"] | {"picture_tokens": 81}
     table = generate_table([whole, short])
     assert table.count(" in pictures of 81") == 1
+
+
+def test_a_question_has_a_column_where_one_was_asked() -> None:
+    asked = result()
+    assert "question" not in generate_table([asked]).lower()
+    asked["rows"][0]["question_ttft_ms"] = 61.7
+    table = generate_table([asked])
+    header = next(line for line in table.splitlines() if line.startswith("| row"))
+    row = next(line for line in table.splitlines() if line.startswith("| plain |"))
+    at = header.split(" | ").index("question, ms")
+    assert row.split(" | ")[at] == "62"
+    assert table.count("*Question*") == 1

@@ -21,6 +21,7 @@ import duotone
 from duotone.bench.budget import begin_peak, end_peak, release
 from duotone.bench.generate_rows import RANDOM_BASES, STATIC, Row
 from duotone.bench.generate_watch import FEWEST_TOKENS, WARM_TOKENS, Watch
+from duotone.bench.questions import question_ms
 from duotone.hf.model.cache_argument import CACHE
 from duotone.hf.model.layers import layer_configs, layer_kinds, layer_shape, packed_layers
 from duotone.hf.weights.checkpoint import quantization_of
@@ -32,8 +33,8 @@ from duotone.report.provenance import stamp
 SCHEMA = "duotone.generate/1"
 METHOD = (
     "model.generate, greedy, without an end; medians: of warm calls to the first token, and "
-    "between tokens of the last call after its first ones; peak: above what was there before the "
-    "row"
+    "between tokens of the last call after its first ones; of three questions in words after the "
+    "last answer to their first tokens; peak: above what was there before the row"
 )
 BITS_16 = "16 bit"
 
@@ -150,16 +151,32 @@ class Bench:
         ):
             warnings.simplefilter("always", category=duotone.SlowPathWarning)
             while len(calls) < self.load.calls and (len(calls) < 2 or not is_late()):
-                calls.append(self._call(row, is_late, base, opened))
+                made = None  # two caches at once would be no user's
+                call, made = self._call(row, is_late, base, opened)
+                calls.append(call)
+            later = {} if is_late() else self._later(row, made)
         slow = {str(w.message) for w in said if issubclass(w.category, duotone.SlowPathWarning)}
-        notes = sorted(slow)
+        notes = [*sorted(slow), *later.pop("notes", [])]
         if row.base == STATIC and not self._on_gpu:
             notes.append("not compiled: generate compiles on a GPU")
-        return {**summary(calls, self.load.batch), "notes": notes}
+        return {**summary(calls, self.load.batch), **later, "notes": notes}
+
+    def _later(self, row: Row, made: Any) -> dict[str, Any]:
+        """Times of questions after an answer, where the cache of a row can go on."""
+        if row.base == STATIC:
+            return {}
+        try:
+            times = question_ms(self.model, made, self.subject.inputs.get("attention_mask"))
+        # Caches and models of others raise anything.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return {"notes": [f"no question after the answer: {reason}"]}
+        return {"question_ttft_ms": median(times), "question_ttfts_ms": times}
 
     def _call(
         self, row: Row, is_late: Callable[[], bool], base: int, opened: Any
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], Any]:
+        """Numbers of a call, and the output of `generate`."""
         watch = Watch(self.device, is_late)
         begin_peak(self.device)
         begin = perf_counter()
@@ -172,12 +189,13 @@ class Bench:
             stopping_criteria=[watch],
         )
         at = watch.times_s
-        return {
+        call = {
             "ttft_ms": 1e3 * (at[0] - begin),
             "steps_ms": [1e3 * (b - a) for a, b in pairwise(at)],
             "peak_bytes": end_peak(self.device, base),
             **_memory(made[CACHE], opened),
         }
+        return call, made
 
 
 def summary(calls: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any]:

@@ -204,6 +204,8 @@ def line(row: dict[str, Any]) -> str:
         f"first step {row['first_step_ms']:.0f} ms (first call {row['first_call_step_ms']:.0f})",
         f"{row['tokens_per_s']:,.0f} tokens/s",
     ]
+    if "question_ttft_ms" in row:
+        parts.insert(1, f"a later question {row['question_ttft_ms']:.0f} ms")
     if row["peak_bytes"] is not None:
         parts.append(f"peak {row['peak_bytes'] / 1e9:.2f} GB")
     parts.append(f"cache {row['cache_bytes'] / 1e6:,.1f} MB")

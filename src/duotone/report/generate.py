@@ -7,35 +7,25 @@ from duotone.defaults import CONVERSATIONS, PICTURES
 from duotone.report.markdown import Result, markdown_table, source
 
 PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
-HEADER = (
-    "row",
-    "first token, ms",
-    "first call",
-    "ms per token",
-    "first call",
-    "longest",
-    "first step",
-    "first call",
-    "tokens/s",
-    "x plain",
-    "with the prompt",
-    "peak, GB",
-    "cache, MB",
-)
-# All columns but "row" and "x plain": field, unit, format. Older results lack some fields.
+# Columns: title, field of a row, unit, format. Older results lack some fields; of no field is the
+# ratio to plain.
 COLUMNS = (
-    ("ttft_ms", 1, ",.0f"),
-    ("first_ttft_ms", 1, ",.0f"),
-    ("ms_per_token", 1, ".2f"),
-    ("first_ms_per_token", 1, ".1f"),
-    ("longest_ms", 1, ",.1f"),
-    ("first_step_ms", 1, ",.0f"),
-    ("first_call_step_ms", 1, ",.0f"),
-    ("tokens_per_s", 1, ",.0f"),
-    ("answer_tokens_per_s", 1, ",.0f"),
-    ("peak_bytes", 1e9, ".2f"),
-    ("cache_bytes", 1e6, ",.1f"),
+    ("first token, ms", "ttft_ms", 1, ",.0f"),
+    ("first call", "first_ttft_ms", 1, ",.0f"),
+    ("question, ms", "question_ttft_ms", 1, ",.0f"),
+    ("ms per token", "ms_per_token", 1, ".2f"),
+    ("first call", "first_ms_per_token", 1, ".1f"),
+    ("longest", "longest_ms", 1, ",.1f"),
+    ("first step", "first_step_ms", 1, ",.0f"),
+    ("first call", "first_call_step_ms", 1, ",.0f"),
+    ("tokens/s", "tokens_per_s", 1, ",.0f"),
+    ("x plain", None, 1, ".1f"),
+    ("with the prompt", "answer_tokens_per_s", 1, ",.0f"),
+    ("peak, GB", "peak_bytes", 1e9, ".2f"),
+    ("cache, MB", "cache_bytes", 1e6, ",.1f"),
 )
+# Left out where no row has it.
+OPTIONAL = ("question_ttft_ms",)
 LEGEND = (
     "*First token* and *ms per token* are of warm calls; *first call* has never seen its length "
     "(torch then builds a plan of cuDNN attention for every length that a plain cache grows to). "
@@ -43,6 +33,10 @@ LEGEND = (
     "the first call it is the longest of the first 16, which compiles and captures. *Tokens/s* are "
     "of steps, *with the prompt* of whole answers. *Peak* is without the weights, *cache* at the "
     "end of an answer, free slots included."
+)
+QUESTION = (
+    "*Question* is the time to the first token of an answer to a question in words, of a length "
+    "that no call has seen, after the last answer."
 )
 NO_GPU = "Without a GPU nothing is captured, and peaks are empty."
 
@@ -52,14 +46,22 @@ def generate_table(results: Sequence[Result]) -> str:
 
     Errors: ValueError for two results of one model and load, which would be told apart by nothing.
     """
-    parts = []
+    parts, asked = [], False
     for result in ordered(results):
         rows = rows_by_name(result)
-        lines = [_line(row, rows.get(PLAIN)) for row in rows.values()]
+        columns = [x for x in COLUMNS if x[1] not in OPTIONAL or _has(rows, x[1])]
+        lines = [_line(row, rows.get(PLAIN), columns) for row in rows.values()]
         heading = f"**{title(result)}{_card(result, results)}**"
-        parts += [heading, markdown_table(HEADER, lines), *_notes(result)]
+        header = ["row", *(title for title, *_ in columns)]
+        parts += [heading, markdown_table(header, lines), *_notes(result)]
+        asked = asked or _has(rows, "question_ttft_ms")
+    legend = [LEGEND, *([QUESTION] if asked else [])]
     without = [NO_GPU] if any(result.get("left_out") for result in results) else []
-    return "\n\n".join([*parts, LEGEND, *without, f"*{source(*results)}.*"])
+    return "\n\n".join([*parts, *legend, *without, f"*{source(*results)}.*"])
+
+
+def _has(rows: dict[str, Any], field: str) -> bool:
+    return any(row.get(field) is not None for row in rows.values())
 
 
 def generate_summary(results: Sequence[Result]) -> str:
@@ -174,11 +176,10 @@ def title(result: Result) -> str:
     return f"{result['model']} ({heads}), batch {load['batch']}, {tokens} tokens{pictures}{padded}"
 
 
-def _line(row: Result, plain: Result | None) -> list[str]:
-    cells = [_number(row.get(name), unit, form) for name, unit, form in COLUMNS]
+def _line(row: Result, plain: Result | None, columns: Sequence[tuple]) -> list[str]:
     ratio = None if plain is None else row["tokens_per_s"] / plain["tokens_per_s"]
-    cells.insert(HEADER.index("x plain") - 1, _number(ratio, 1, ".1f"))
-    return [row["row"], *cells]
+    found = ((ratio if field is None else row.get(field), *form) for _, field, *form in columns)
+    return [row["row"], *(_number(*cell) for cell in found)]
 
 
 def _number(value: float | None, unit: float, form: str) -> str:
