@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from duotone.attention import attend, attend_chunk, chunk
+from duotone.cache import Visibility
 from duotone.cache.segments import Segment
 from duotone.quant import TensorSpec
 from duotone.tools.slow_paths import SlowPaths, SlowPathWarning
@@ -60,6 +61,20 @@ def test_long_chunks_equal_the_reference(
     # Dequantized tokens are in the model's type, here float32 or half of it.
     assert (out - expected).abs().max() < 2e-3 * expected.abs().max()
     assert torch.equal(out[0, :, 0], torch.zeros_like(out[0, :, 0]))
+
+
+@pytest.mark.usefixtures("short_passes")
+@pytest.mark.parametrize("few", [0, QUERIES])
+def test_layers_with_other_heads_share_masks(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models have layers with other numbers of kv heads (Gemma 4), or with other tokens."""
+    monkeypatch.setattr(chunk, "FEW_QUERIES", few)
+    query, kv = _chunk_of(replace(CASES[2], dtype=torch.float32))
+    seen = Visibility(kv[0].mask)
+    for heads in (7, 2, 7, 1):
+        for segments in (kv, kv[:1], kv):
+            expected = attend_chunk(query[:, :heads], segments, sm_scale=0.1)
+            found = attend_chunk(query[:, :heads], segments, sm_scale=0.1, seen=seen)
+            assert torch.equal(found, expected)
 
 
 @pytest.mark.usefixtures("short_passes")

@@ -39,6 +39,20 @@ def test_results_are_of_all_objects_given() -> None:
     assert seen.once(object, one, other) is found[2]
 
 
+def test_numbers_are_compared_by_what_they_are() -> None:
+    seen, thing = visibility(), object()
+    large = seen.once(object, thing, int("1000"))
+    assert seen.once(object, thing, int("1000")) is large
+    assert seen.once(object, thing, 1001) is not large
+
+
+def test_large_masks_are_not_kept(monkeypatch) -> None:
+    monkeypatch.setattr("duotone.cache.visibility.MOST_ELEMENTS", 11)
+    seen, store = visibility(), roll(4, 0)
+    assert torch.equal(seen.of(store), visibility().of(store))
+    assert not seen._known
+
+
 def test_visual_tokens_are_seen_as_a_whole() -> None:
     seen = visibility()
     seen.check_whole(roll(0, 1), roll(2))

@@ -54,8 +54,8 @@ def attend_chunk(
     query: [batch, q_heads, queries, head_dim]. kv, sm_scale, tau: as of `attend`. Dequantized
     tokens are rounded to the type of `query`. With tau, scores of visual tokens change by query,
     and with jensen those of packed ones, so that chunks of any length run by `attend`.
-    slow: receives why a chunk runs by `attend` that is long or on a GPU; or None. seen: of other
-    layers' segments with these masks, which are then joined once for all; or None.
+    slow: receives why a chunk runs by `attend` that is long or on a GPU; or None. seen: keeps the
+    joined masks for other layers, whose segments have these masks, too; or None.
     """
     tokens = sum(segment.tokens for segment in kv)
     if not query.is_cuda and query.shape[2] <= queries_of_pass(query, tokens):
@@ -88,7 +88,7 @@ def _on_dequantized(
     (batch, heads), queries, tokens = query.shape[:2], query.shape[2], key.shape[2]
     group, step = heads // key.shape[1], max(1, MAX_MASK // max(1, batch * tokens))
     if queries <= min(step, FEW_QUERIES):
-        masks = once(lambda: _of_group(_visible(kv, slice(queries)), group), _of_group, *of)
+        masks = once(lambda: _of_group(_visible(kv, slice(queries)), group), group, *of)
         rows = query.unflatten(1, (-1, group)).flatten(2, 3)
         with sdpa_kernel(FOR_FEW, set_priority=True) if query.is_cuda else nullcontext():
             out = _attended(rows, key, value, masks, sm_scale)

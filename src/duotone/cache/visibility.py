@@ -49,9 +49,12 @@ class Visibility:
         self.once(lambda: self._check_whole(rolls), *rolls)
 
     def once(self, find: Callable[[], Found], *of: object) -> Found:
-        """Result of `find` for the objects that it reads; the last few of short masks are kept."""
-        for objects, found in self._known:
-            if len(objects) == len(of) and all(x is y for x, y in zip(objects, of, strict=True)):
+        """Result of `find` for the objects and numbers that it reads.
+
+        The last few results are kept, unless the mask is large.
+        """
+        for known, found in self._known:
+            if len(known) == len(of) and all(map(_is_same, known, of)):
                 return found
         found = find()
         if self.mask.numel() <= MOST_ELEMENTS:
@@ -64,3 +67,8 @@ class Visibility:
         hidden = ((seen & real).any(2) & (~seen & real).any(2)).any()
         if not is_finite(torch.where(hidden, math.inf, 0.0), HIDDEN):
             raise ValueError(HIDDEN)
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Objects are compared as such: to compare tensors, the host would wait."""
+    return one is other or (isinstance(one, int) and one == other)
