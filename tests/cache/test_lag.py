@@ -112,8 +112,9 @@ def test_rows_and_cuts_keep_what_they_have() -> None:
 
 def test_a_crop_forgets_exact_values_of_tokens_that_go() -> None:
     both = Both([16])
+    before = both.ledger.state
     both.ledger.crop(14)
-    both.store.truncate(both.ledger.state)
+    both.store.truncate(both.ledger.state, before)
     exact = both.store.segments(both.ledger.state)[0].exact
     assert exact.lengths.tolist() == [3]
     whole = both.store.segments(both.ledger.state)[0].states("value")

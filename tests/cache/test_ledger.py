@@ -124,8 +124,9 @@ def test_crop_and_go_on(name: str, steps: list[int], removed: int, seed: int) ->
         with pytest.raises(ValueError, match="can only be kept whole"):
             model.ledger.crop(end)
         return
+    before = model.ledger.state
     model.ledger.crop(end)
-    model.store.truncate(model.ledger.state)
+    model.store.truncate(model.ledger.state, before)
     for b in range(BATCH):
         assert sorted(model.stored(b)) == list(range(end))
         model.check_values(b)
@@ -135,6 +136,29 @@ def test_crop_and_go_on(name: str, steps: list[int], removed: int, seed: int) ->
     for b in range(BATCH):
         assert sorted(model.stored(b)) == list(range(end + 6))
         model.check_values(b)
+
+
+BACKGROUND = sorted(name for name, spec in SPECS.items() if spec.background is not None)
+
+
+@pytest.mark.parametrize("name", BACKGROUND)
+def test_text_after_a_picture_can_be_cropped(name: str) -> None:
+    """As drafts of assisted decoding are, which come with the prompt; its packed tokens stay."""
+    model = Model(SPECS[name])
+    visual = torch.tensor(
+        [[False] * 3 + [True] * 9 + [False] * 5, [False] * 2 + [True] * 7 + [False] * 8]
+    )
+    model.step(visual, torch.ones_like(visual))
+    before, packed = model.ledger.state, (model.store.visual, model.store.background)
+    assert before.whole == 12
+    with pytest.raises(ValueError, match="can only be kept whole: expected a crop to >= 12"):
+        model.ledger.crop(11)
+    model.ledger.crop(13)
+    model.store.truncate(model.ledger.state, before)
+    assert all(
+        x is y for x, y in zip((model.store.visual, model.store.background), packed, strict=True)
+    )
+    assert [sorted(model.stored(b)) for b in range(BATCH)] == [list(range(13))] * 2
 
 
 @given(st.sampled_from(sorted(SPECS)), st.lists(st.integers(0, 1), min_size=1, max_size=4))

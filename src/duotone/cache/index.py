@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -29,9 +30,11 @@ class Roll:
         return Roll(owned(self.positions[:, : int(self.lengths.max())]), self.lengths)
 
     def truncate(self, end: int) -> Roll:
-        """Drop tokens at logical indices >= end (tokens are in logical order)."""
+        """Drop tokens at logical indices >= end, in whose order they are; self if none is there."""
         kept = (self.positions < end) & valid_mask(self.lengths, self.positions.shape[1])
         lengths = kept.sum(-1)
+        if torch.equal(lengths, self.lengths):
+            return self
         return Roll(owned(self.positions[:, : int(lengths.max())]), lengths)
 
     def visible(self, mask: Bool[Tensor, "batch queries logical"]) -> Tensor:
@@ -79,7 +82,7 @@ class LedgerState:
     streamed: True at dense tokens of the text stream; other dense tokens stay dense for good.
     evicted: tokens, other than padding, that are stored nowhere.
     seen: logical length, padding included.
-    whole: logical end of the last spans that have a background. Each layer orders the tokens of
+    whole: logical end of the last span that has a background. Each layer orders the tokens of
     such a span, so only the whole span has positions: its first positions count as `visual`.
     """
 

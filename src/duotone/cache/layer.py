@@ -122,15 +122,18 @@ class LayerStore:
             placed.append((dense, state.dense))
         return placed
 
-    def truncate(self, state: LedgerState) -> None:
-        """Drop the tokens that a cropped ledger has dropped."""
+    def truncate(self, state: LedgerState, before: LedgerState) -> None:
+        """Drop the tokens that a cropped ledger has dropped. before: its state until then.
+
+        Stores that lose no token keep a kernel's order.
+        """
         self._completed.clear()
         if (lag := self.lag) is not None:
-            before = self.stream.value.blocks.lengths
-            self._keep_lag(lag.cut(before, state.stream.lengths))
+            lengths = self.stream.value.blocks.lengths
+            self._keep_lag(lag.cut(lengths, state.stream.lengths))
         for name in STORES:
             pair = getattr(self, name)
-            if pair is not None:
+            if pair is not None and getattr(state, name) is not getattr(before, name):
                 setattr(self, name, pair.truncate(getattr(state, name).lengths))
                 self.lay_out(name)
         if self.key is not None:

@@ -198,7 +198,7 @@ class Ledger:
         place = torch.arange(take.tokens, device=packed.device) - blocks.offsets.gather(1, block)
         in_front = place < self._in_front(blocks.sizes).gather(1, block)
         in_front &= valid_mask(take.lengths, take.tokens)
-        self.state = replace(self.state, whole=self.state.seen + packed.shape[1])
+        self.state = replace(self.state, whole=self.state.seen + _end(packed))
         front = torch.zeros_like(packed).scatter(1, take.index, in_front)
         piece = self._pack("visual", front, shown)
         background = self._pack("background", packed & ~front, shown)
@@ -295,3 +295,9 @@ def _part_from(start: int, piece: Piece | None) -> Piece | None:
 
 def _joined(roll: Roll, positions: Tensor, join: Move) -> Roll:
     return Roll(join.apply_flat(torch.cat([roll.positions, positions], 1)), join.lengths)
+
+
+def _end(mask: Bool[Tensor, "batch tokens"]) -> int:
+    """The number of tokens up to the last one that is True for any sequence."""
+    place = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return int((mask * place).max())

@@ -303,10 +303,11 @@ class Timeline:
         """
         self.own.check_crop(self.length - end)
         self.own.crop(self.length - end)
+        before = [ledger.state for ledger in self.ledgers]
         for ledger in self._distinct():
             ledger.crop(end)
-        for index, store in enumerate(self.stores):
-            store.truncate(self.state(index))
+        for store, ledger, old in zip(self.stores, self.ledgers, before, strict=True):
+            store.truncate(ledger.state, old)
 
     def rows(self, index: Tensor) -> None:
         """Pick sequences."""
