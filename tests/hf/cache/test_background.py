@@ -129,14 +129,18 @@ def test_a_crop_behind_spans_is_fine_one_into_them_is_not() -> None:
     cache, given = filled(SPECS["runs"])
     ids, mask = torch.full((3, 1), 7), given["attention_mask"]
     before, length = next_logits(cache, mask, ids), mask.shape[1]
+    end = int((given["input_ids"] == IMAGE).any(0).nonzero()[-1]) + 1
     more = torch.cat([mask, torch.ones(3, 2, dtype=mask.dtype)], 1)
     model = tiny_model("internvl")
     with torch.no_grad():
         model(input_ids=torch.full((3, 2), 5), attention_mask=more, past_key_values=cache)
     cache.crop(-2)
     assert logit_error(next_logits(cache, mask, ids), before) < LOGIT_TOLERANCE
-    with pytest.raises(ValueError, match=f"expected a crop to >= {length} tokens"):
-        cache.crop(-1)
+    with pytest.raises(ValueError, match=f"expected a crop to >= {end} tokens"):
+        cache.crop(end - 1 - length)
+    assert end < length
+    cache.crop(end - length)
+    assert cache.get_seq_length() == end
 
 
 def test_packed_sliding_windows_are_refused() -> None:
