@@ -120,7 +120,7 @@ def test_crop_and_go_on(name: str, steps: list[int], removed: int, seed: int) ->
         visual = (torch.rand((BATCH, tokens), generator=generator) < 0.5) & (tokens > 1)
         model.step(visual, torch.ones(BATCH, tokens, dtype=torch.bool))
     end = max(0, model.ledger.state.seen - removed)
-    if end < model.ledger.state.whole:
+    if any(first < end < last for first, last in model.ledger.state.wholes):
         with pytest.raises(ValueError, match="can only be kept whole"):
             model.ledger.crop(end)
         return
@@ -150,7 +150,7 @@ def test_text_after_a_picture_can_be_cropped(name: str) -> None:
     )
     model.step(visual, torch.ones_like(visual))
     before, packed = model.ledger.state, (model.store.visual, model.store.background)
-    assert before.whole == 12
+    assert before.wholes == ((2, 12),)  # runs of two sequences overlap
     with pytest.raises(ValueError, match="can only be kept whole: expected a crop to >= 12"):
         model.ledger.crop(11)
     model.ledger.crop(13)
@@ -159,6 +159,24 @@ def test_text_after_a_picture_can_be_cropped(name: str) -> None:
         x is y for x, y in zip((model.store.visual, model.store.background), packed, strict=True)
     )
     assert [sorted(model.stored(b)) for b in range(BATCH)] == [list(range(13))] * 2
+
+
+@pytest.mark.parametrize("name", BACKGROUND)
+def test_whole_pictures_can_be_cropped(name: str) -> None:
+    """Drafts hold a placeholder where the prompt that they were copied from has a picture."""
+    model = Model(SPECS[name])
+    visual = torch.tensor([[False] * 3 + [True] * 9 + [False] * 4 + [True] * 2]).expand(BATCH, -1)
+    model.step(visual, torch.ones_like(visual))
+    by_run = SPECS[name].ranges == "run"
+    assert model.ledger.state.wholes == (((3, 12), (16, 18)) if by_run else ((3, 18),))
+    for end in (16, 14, 3, 2):
+        if not by_run and end > 3:
+            continue
+        before = model.ledger.state
+        model.ledger.crop(end)
+        model.store.truncate(model.ledger.state, before)
+        assert [sorted(model.stored(b)) for b in range(BATCH)] == [list(range(end))] * BATCH
+    assert model.ledger.state.wholes == ()
 
 
 @given(st.sampled_from(sorted(SPECS)), st.lists(st.integers(0, 1), min_size=1, max_size=4))

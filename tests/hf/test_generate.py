@@ -223,12 +223,17 @@ def test_prompt_lookup_crops_candidates(name: str) -> None:
     assert torch.equal(ours, run(model, given)[0])
 
 
-def test_drafts_that_come_with_a_picture_can_be_refused() -> None:
-    """The first step brings the prompt and its drafts; presets keep a picture whole."""
-    model = tiny_model("internvl")
-    given = inputs("internvl", [[6, "image", 8]])
+@pytest.mark.parametrize("name", ["internvl", "qwen3_vl"])
+def test_drafts_that_come_with_a_picture_can_be_refused(name: str) -> None:
+    """The first step brings the prompt and its drafts, in qwen3_vl with a placeholder among them.
+
+    Presets keep a picture whole.
+    """
+    model = tiny_model(name)
+    given = inputs(name, [[6, "image", 8]])
     given["input_ids"] = torch.cat([given["input_ids"], given["input_ids"][:, -6:]], 1)
     given["attention_mask"] = torch.ones_like(given["input_ids"])
+    given |= FAMILIES[name].extra(given["input_ids"])
     for spec in (duotone.scheme("duotone"), duotone.scheme("duotone-mixed")):
         assert spec.background is not None
         ours = run(model, given, spec, prompt_lookup_num_tokens=4)[0]

@@ -82,8 +82,9 @@ class LedgerState:
     streamed: True at dense tokens of the text stream; other dense tokens stay dense for good.
     evicted: tokens, other than padding, that are stored nowhere.
     seen: logical length, padding included.
-    whole: logical end of the last span that has a background. Each layer orders the tokens of
-    such a span, so only the whole span has positions: its first positions count as `visual`.
+    wholes: logical ends (first, last + 1) of spans that have a background, in order. Each layer
+    orders the tokens of such a span, so only the whole span has positions: its first positions
+    count as `visual`.
     """
 
     visual: Roll
@@ -93,7 +94,12 @@ class LedgerState:
     streamed: Bool[Tensor, "batch capacity"]
     evicted: Evicted
     seen: int
-    whole: int = 0
+    wholes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def whole(self) -> int:
+        """Logical end of the last span that has a background."""
+        return self.wholes[-1][1] if self.wholes else 0
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -137,12 +143,14 @@ class LedgerState:
 
     def truncate(self, end: int) -> LedgerState:
         """Forget tokens at logical indices >= end."""
-        if end < self.whole:
+        wholes = tuple(whole for whole in self.wholes if whole[0] < end)
+        if wholes and end < wholes[-1][1]:
             raise ValueError(
                 "spans with a background can only be kept whole: expected a crop to "
-                f">= {self.whole} tokens; got {end}. Start again with a new cache."
+                f">= {wholes[-1][1]} tokens; got {end}. Start again with a new cache."
             )
         rolls = {n: getattr(self, n).truncate(end) for n in (*STORES, "dense")}
         streamed = owned(self.streamed[:, : rolls["dense"].positions.shape[1]])
         evicted = self.evicted.truncate(end)
-        return replace(self, **rolls, streamed=streamed, evicted=evicted, seen=end)
+        held = {"streamed": streamed, "evicted": evicted, "seen": end, "wholes": wholes}
+        return replace(self, **rolls, **held)

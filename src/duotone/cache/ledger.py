@@ -14,6 +14,7 @@ layer can thus apply the model's masks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from jaxtyping import Bool, Int
@@ -198,7 +199,8 @@ class Ledger:
         place = torch.arange(take.tokens, device=packed.device) - blocks.offsets.gather(1, block)
         in_front = place < self._in_front(blocks.sizes).gather(1, block)
         in_front &= valid_mask(take.lengths, take.tokens)
-        self.state = replace(self.state, whole=self.state.seen + _end(packed))
+        wholes = _extents(packed, self.state.seen, by_run=self.spec.ranges == "run")
+        self.state = replace(self.state, wholes=self.state.wholes + wholes)
         front = torch.zeros_like(packed).scatter(1, take.index, in_front)
         piece = self._pack("visual", front, shown)
         background = self._pack("background", packed & ~front, shown)
@@ -297,7 +299,16 @@ def _joined(roll: Roll, positions: Tensor, join: Move) -> Roll:
     return Roll(join.apply_flat(torch.cat([roll.positions, positions], 1)), join.lengths)
 
 
-def _end(mask: Bool[Tensor, "batch tokens"]) -> int:
-    """The number of tokens up to the last one that is True for any sequence."""
-    place = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return int((mask * place).max())
+def _extents(
+    packed: Bool[Tensor, "batch tokens"], seen: int, by_run: bool
+) -> tuple[tuple[int, int], ...]:
+    """Logical ends of spans, those that overlap in several sequences as one.
+
+    seen: tokens before the step. by_run: each run of packed tokens is a span; else all are one.
+    """
+    place, found = seen, []
+    for is_packed, run in groupby(packed.any(0).tolist()):
+        tokens = len(list(run))
+        found += [(place, place + tokens)] * is_packed
+        place += tokens
+    return tuple(found) if by_run else ((found[0][0], found[-1][1]),)

@@ -185,7 +185,7 @@ class _Parsing:
             streamed=streamed,
             evicted=Evicted(*gone, end),
             seen=self.header["seen"],
-            whole=whole,
+            wholes=((0, whole),) if whole else (),
         )
         check_evicted(state, self.spec)
         check_places(state, prefix)
