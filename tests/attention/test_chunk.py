@@ -48,19 +48,30 @@ def _chunk_of(case: Case) -> tuple[torch.Tensor, list[Segment]]:
 
 @pytest.mark.usefixtures("short_passes")
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize(("few", "pieces"), [(QUERIES, 1), (QUERIES - 1, 1), (QUERIES, 3)])
+@pytest.mark.parametrize("way", ["rows", "heads", "long", "pieces"])
 def test_long_chunks_equal_the_reference(
-    case: Case, few: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+    case: Case, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Queries as rows of their kv head, or K and V of all heads: the mask of rows is larger."""
     query, kv = _chunk_of(replace(case, dtype=torch.float32))
-    tokens = sum(segment.tokens for segment in kv)
-    monkeypatch.setattr(chunk, "FEW_QUERIES", few)
-    monkeypatch.setattr(chunk, "MAX_MASK", len(query) * tokens * QUERIES // pieces)
+    mask = len(query) * sum(segment.tokens for segment in kv) * QUERIES
+    most = {"rows": mask * case.gqa, "heads": mask, "long": mask * case.gqa, "pieces": mask // 3}
+    monkeypatch.setattr(chunk, "FEW_QUERIES", QUERIES - (way == "long"))
+    monkeypatch.setattr(chunk, "MAX_MASK", most[way])
+    heads, attended = [], chunk._attended
+
+    def counted(query: torch.Tensor, *given: object) -> torch.Tensor:
+        heads.append(query.shape[1])
+        return attended(query, *given)
+
+    monkeypatch.setattr(chunk, "_attended", counted)
     out = attend_chunk(query, poisoned(kv), sm_scale=0.1)
     expected = attend(query.double(), kv, sm_scale=0.1)
     # Dequantized tokens are in the model's type, here float32 or half of it.
     assert (out - expected).abs().max() < 2e-3 * expected.abs().max()
     assert torch.equal(out[0, :, 0], torch.zeros_like(out[0, :, 0]))
+    of_kv_heads, of_all = case.kv_heads, case.kv_heads * case.gqa
+    assert heads == [of_kv_heads if way == "rows" else of_all] * (3 if way == "pieces" else 1)
 
 
 @pytest.mark.usefixtures("short_passes")

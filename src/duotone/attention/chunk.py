@@ -87,7 +87,7 @@ def _on_dequantized(
     key, value = _joined(kv, once(lambda: _real(kv), _real, *of), query.dtype)
     (batch, heads), queries, tokens = query.shape[:2], query.shape[2], key.shape[2]
     group, step = heads // key.shape[1], max(1, MAX_MASK // max(1, batch * tokens))
-    if queries <= min(step, FEW_QUERIES):
+    if queries <= FEW_QUERIES and queries * group <= step:
         masks = once(lambda: _of_group(_visible(kv, slice(queries)), group), group, *of)
         rows = query.unflatten(1, (-1, group)).flatten(2, 3)
         with sdpa_kernel(FOR_FEW, set_priority=True) if query.is_cuda else nullcontext():
