@@ -199,7 +199,7 @@ class Ledger:
         place = torch.arange(take.tokens, device=packed.device) - blocks.offsets.gather(1, block)
         in_front = place < self._in_front(blocks.sizes).gather(1, block)
         in_front &= valid_mask(take.lengths, take.tokens)
-        wholes = _extents(packed, self.state.seen, by_run=self.spec.ranges == "run")
+        wholes = _extents(shown, self.state.seen, by_run=self.spec.ranges == "run")
         self.state = replace(self.state, wholes=self.state.wholes + wholes)
         front = torch.zeros_like(packed).scatter(1, take.index, in_front)
         piece = self._pack("visual", front, shown)
@@ -300,15 +300,16 @@ def _joined(roll: Roll, positions: Tensor, join: Move) -> Roll:
 
 
 def _extents(
-    packed: Bool[Tensor, "batch tokens"], seen: int, by_run: bool
+    shown: Bool[Tensor, "batch tokens"], seen: int, by_run: bool
 ) -> tuple[tuple[int, int], ...]:
     """Logical ends of spans, those that overlap in several sequences as one.
 
-    seen: tokens before the step. by_run: each run of packed tokens is a span; else all are one.
+    shown: visual tokens, evicted ones too, as runs have them. seen: tokens before the step. by_run:
+    each run is a span; else all are one.
     """
     place, found = seen, []
-    for is_packed, run in groupby(packed.any(0).tolist()):
+    for is_shown, run in groupby(shown.any(0).tolist()):
         tokens = len(list(run))
-        found += [(place, place + tokens)] * is_packed
+        found += [(place, place + tokens)] * is_shown
         place += tokens
     return tuple(found) if by_run else ((found[0][0], found[-1][1]),)
