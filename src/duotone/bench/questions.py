@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from duotone.hf.model.cache_argument import CACHE
+from duotone.inference.stopping import StepClock
 
 # Tokens of each question. Models that run for the first time at a length may plan for it.
 LENGTHS = (23, 37, 53)
@@ -27,22 +28,16 @@ def question_ms(model: Any, made: Any, prompt_mask: Tensor | None) -> list[float
     for length in LENGTHS:
         ids = torch.cat([ids, ids[:, -1:].expand(-1, length)], 1)
         mask = torch.nn.functional.pad(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
-        _wait(ids.device)
-        begin = perf_counter()
+        clock, begin = StepClock(ids.device), perf_counter()
         made = model.generate(
             input_ids=ids,
             attention_mask=mask,
             max_new_tokens=1,
             do_sample=False,
             return_dict_in_generate=True,
+            stopping_criteria=[clock],
             **{CACHE: cache},
         )
-        _wait(ids.device)
-        times.append(1e3 * (perf_counter() - begin))
+        times.append(1e3 * (clock.times_s[0] - begin))
         ids, cache = made.sequences, made[CACHE]
     return times
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
