@@ -68,8 +68,8 @@ class Family:
     task: makes the launch over one segment from (query, segment, tau). layout: its order of codes.
     again: for the next call, (equal for segments that one launch fits, arguments that follow the
     segment's tensors); None from it: no kernel reads these. Packed parts must be the last call's.
-    unpack: dense K and V of a segment in it, of a type and in their basis; raises `RefusedError`
-    where no kernel writes them. Tokens past a sequence's end hold anything.
+    unpack: writes dense K and V of a segment, in a given type and in their basis; raises
+    `RefusedError` where no kernel does. Tokens past a sequence's end hold anything.
     """
 
     impl: Literal["cuda", "triton", "reference"]

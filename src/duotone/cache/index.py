@@ -30,7 +30,7 @@ class Roll:
         return Roll(owned(self.positions[:, : int(self.lengths.max())]), self.lengths)
 
     def truncate(self, end: int) -> Roll:
-        """Drop tokens at logical indices >= end, in whose order they are; self if none is there."""
+        """Drop tokens at logical indices >= end, which come last; self where there are none."""
         kept = (self.positions < end) & valid_mask(self.lengths, self.positions.shape[1])
         lengths = kept.sum(-1)
         if torch.equal(lengths, self.lengths):

@@ -76,7 +76,7 @@ def test_memory_is_what_it_is_without_but_for_spare_slots(policy: str) -> None:
 
 
 def test_layers_have_one_table_of_a_thawed_stream() -> None:
-    """What follows from a table is found once for all of them, and apart for K and V."""
+    """Moves that follow from a table are found once for all of them, and apart for K and V."""
     cache = filled(STREAM)
     decode(exact_model("internvl"), cache, tokens(NEW), room=NEW)
     cache.timeline.thaw()

@@ -31,7 +31,7 @@ class Step:
 
     visual, real: which of its tokens are visual and which are no padding. start: logical length
     before it. decodes: True for one token that every sequence keeps in 16 bit; attention reads it
-    from the store. seen: the last masks that the model gave layers, and what follows.
+    from the store. seen: the last masks that the model gave layers, each with its `Visibility`.
     """
 
     visual: Bool[Tensor, "batch tokens"]

@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.packing.inputs import INPUTS
+from duotone.attention.cuda.packing.inputs import INPUTS, MAX_CHANNELS
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.short.decode import ShortFormat, form_of
 from duotone.attention.refused import RefusedError
@@ -19,7 +19,6 @@ from duotone.cache.segments import PackedSegment
 
 SOURCE = "short/unpack.cu"
 THREADS = 128
-MAX_CHANNELS = 256
 
 
 class Side(ctypes.Structure):
