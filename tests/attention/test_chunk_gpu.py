@@ -47,13 +47,3 @@ def test_chunks_equal_the_reference(case: Case, queries: int, monkeypatch) -> No
         found = attend_chunk(query, kv, sm_scale=0.1, seen=given)
         assert (found - expected).abs().max() < 2e-3 * expected.abs().max()
     assert not found[0, :, 0].any()
-
-
-def test_cudnn_is_asked_for_many_queries_alone(monkeypatch) -> None:
-    query, kv = masked(replace(CASES[0], dtype=torch.bfloat16), 40)
-    told = []
-    monkeypatch.setattr(chunk, "sdpa_kernel", lambda *given, **_: told.append(1) or torch.no_grad())
-    attend_chunk(query, kv, sm_scale=0.1)
-    monkeypatch.setattr(chunk, "FEW_QUERIES", 1)
-    attend_chunk(query, kv, sm_scale=0.1)
-    assert len(told) == 1

@@ -10,3 +10,4 @@ from duotone.attention.plan import Shape as Shape
 from duotone.attention.plan import resolve as resolve
 from duotone.attention.plan import resolve_layers as resolve_layers
 from duotone.attention.reference import attend as attend
+from duotone.attention.sdpa import in_order_for as in_order_for

@@ -8,15 +8,14 @@ queries. They are one layer's and live for the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from duotone.attention.reference import Output, Query, attend, queries_of_pass
+from duotone.attention.sdpa import in_order_for
 from duotone.attention.unpack import states_of
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import PackedSegment, Segment
@@ -28,15 +27,6 @@ from duotone.tools.slow_paths import SlowPaths
 MAX_MASK = 1 << 28
 # Queries that are taken as rows of their kv head, so that K and V are not repeated for query heads.
 FEW_QUERIES = 512
-# Kernels for these, the first one that can. cuDNN would plan for 50 to 80 ms at every shape that it
-# has not met, and take a second where it needs another kernel (H200); prompts seldom have a length
-# twice. Few queries gain some 40 us a layer by it.
-FOR_FEW = [
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.MATH,
-]
 Found = TypeVar("Found")
 
 
@@ -90,8 +80,7 @@ def _on_dequantized(
     if queries <= FEW_QUERIES and queries * group <= step:
         masks = once(lambda: _of_group(_visible(kv, slice(queries)), group), group, *of)
         rows = query.unflatten(1, (-1, group)).flatten(2, 3)
-        with sdpa_kernel(FOR_FEW, set_priority=True) if query.is_cuda else nullcontext():
-            out = _attended(rows, key, value, masks, sm_scale)
+        out = _attended(rows, key, value, masks, sm_scale)
         return out.unflatten(2, (group, queries)).flatten(1, 2)
     # Copies: PyTorch's kernels read views wrongly whose heads have a stride of 0 (pytorch#191937).
     key, value = (x.repeat_interleave(group, 1) for x in (key, value))
@@ -137,7 +126,8 @@ def _attended(
     query: Query, key: Tensor, value: Tensor, masks: tuple[Tensor, Tensor], sm_scale: float
 ) -> Output:
     seen, blind = masks
-    out = F.scaled_dot_product_attention(query, key, value, seen, scale=sm_scale)
+    with in_order_for(query, key.shape[2], masked=True):
+        out = F.scaled_dot_product_attention(query, key, value, seen, scale=sm_scale)
     return out.masked_fill(blind, 0)
 
 

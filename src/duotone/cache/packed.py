@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.ragged import Lengths, Move, owned
+from duotone.cache.ragged import Lengths, Move, owned, split_heads
 from duotone.quant import TensorSpec, unpack
 from duotone.quant.classes import (
     CLASS_BITS,
@@ -240,6 +240,13 @@ class PackedTensor:
         """Pick sequences (beam search, batch select and repeat)."""
         picked = {name: getattr(self, name)[index] for name in self.tensor_names()}
         return replace(self, blocks=self.blocks.rows(index), **picked)._trimmed()
+
+    def split_heads(self, layers: int) -> list[PackedTensor]:
+        """Give each of so many layers its heads; without factors, which heads may share."""
+        names = self.tensor_names()
+        split = (split_heads(getattr(self, name), layers) for name in names)
+        each = zip(*split, strict=True) if names else [()] * layers
+        return [replace(self, **dict(zip(names, parts, strict=True))) for parts in each]
 
     def _trimmed(self) -> PackedTensor:
         """Cut the token axis to the longest sequence, which the block table spans."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -59,6 +59,10 @@ class LaidOut(Protocol):
 
     def rows(self, index: Tensor) -> LaidOut:
         """Pick sequences."""
+        ...
+
+    def split_heads(self, layers: int) -> Sequence[LaidOut]:
+        """Give each of so many layers its heads, which lie one after the other."""
         ...
 
 
@@ -229,3 +233,10 @@ class PackedPair:
         """Pick sequences."""
         records = None if self.records is None else self.records.rows(index)
         return PackedPair(self.key.rows(index), self.value.rows(index), records)
+
+    def split_heads(self, layers: int) -> list[PackedPair]:
+        """Give each of so many layers its heads, which lie one after the other."""
+        own = self.records
+        records = [None] * layers if own is None else own.split_heads(layers)
+        both = (self.key.split_heads(layers), self.value.split_heads(layers))
+        return [PackedPair(*parts) for parts in zip(*both, records, strict=True)]

@@ -12,7 +12,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
-from duotone.cache import layer as layer_module
+from duotone.hf.cache import timeline as timeline_module
+from duotone.hf.cache.timeline import Timeline
 
 from exactly import FP64, rounding_as
 from families import IMAGE, LOGIT_TOLERANCE, exact_model, inputs, logit_error, tiny_model, typed
@@ -132,25 +133,35 @@ def test_reset_forgets_everything(spec: CacheSpec) -> None:
     assert torch.equal(next_logits(model, cache, given["attention_mask"]), expected)
 
 
-@pytest.mark.parametrize("name", ["duotone", "minmax", "xquant", "duotone-stream"])
-def test_dense_states_of_different_layers_never_coexist(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("together", [1, 2, 9])
+@pytest.mark.parametrize("name", ["lloyd", "minmax", "xquant", "duotone-stream"])
+def test_dense_states_of_a_prompt_coexist_up_to_a_bound(
+    name: str, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a layer is quantized, the dense K and V of every earlier layer are gone already."""
+    """When layers are quantized, the dense K and V of all before them are gone already."""
     model, given = tiny_model("internvl"), inputs("internvl", [[3, "image", 209]] * 2)
     alive: list[weakref.ref[Tensor]] = []
-    peaks = []
-    apply = layer_module.LayerStore.apply
+    peaks, layers = [], model.config.get_text_config().num_hidden_layers
+    take, store = Timeline.take, Timeline._store
 
-    def watched(store: object, plan: object, key: Tensor, value: Tensor) -> None:
+    def taken(timeline: Timeline, index: int, key: Tensor, value: Tensor) -> int:
+        if not index:
+            bound = together * (key.nbytes + value.nbytes)
+            monkeypatch.setattr(timeline_module, "JOINED_BYTES", bound)
         alive.extend(weakref.ref(x.untyped_storage()) for x in (key, value))
-        apply(store, plan, key, value)
-        peaks.append(sum(ref() is not None for ref in alive))
+        return take(timeline, index, key, value)
 
-    monkeypatch.setattr(layer_module.LayerStore, "apply", watched)
+    def stored(timeline: Timeline, layers: list[int]) -> None:
+        peaks.append(sum(ref() is not None for ref in alive))
+        store(timeline, layers)
+
+    monkeypatch.setattr(Timeline, "take", taken)
+    monkeypatch.setattr(Timeline, "_store", stored)
     with torch.no_grad():
         model(**given, past_key_values=QuantizedCache(model, duotone.scheme(name)))
-    assert peaks == [2] * model.config.get_text_config().num_hidden_layers
+    count = 1 if name == "xquant" else min(together, layers)
+    whole, rest = divmod(layers, count)
+    assert peaks == [2 * count] * whole + [2 * rest] * (rest > 0)
 
 
 def test_another_attention_function_gets_dequantized_states() -> None:

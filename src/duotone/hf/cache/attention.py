@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from duotone.attention import attend_chunk, decode_attention, measure_importance
+from duotone.attention import attend_chunk, decode_attention, in_order_for, measure_importance
 from duotone.cache import DenseSegment, Importance, Visibility
 from duotone.hf.attachment import Attachment, current_call
 from duotone.hf.cache.capped import attend_capped, dense_capped
@@ -113,9 +113,10 @@ def _cached_attention(
         output = dense_capped(query, key.new, value.new, attention_mask, sm_scale, softcap)
         return output.transpose(1, 2).contiguous()
     if timeline.step.start == 0:
-        output, _ = sdpa_attention_forward(
-            module, query, key.new, value.new, attention_mask, scaling=scaling, **kwargs
-        )
+        with in_order_for(query, key.new.shape[2], masked=attention_mask is not None):
+            output, _ = sdpa_attention_forward(
+                module, query, key.new, value.new, attention_mask, scaling=scaling, **kwargs
+            )
         if timeline.selection is not None:
             timeline.judge(_importance(query, key, attention_mask, scaling))
         return output

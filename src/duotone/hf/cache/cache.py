@@ -184,7 +184,7 @@ class QuantizedCache(Cache):
     @property
     def is_initialized(self) -> bool:
         """True once tokens are stored; some models mask their first step by it."""
-        return self.timeline.stores[0].dtype is not None
+        return self.timeline.is_begun(0)
 
     def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:
         """Logical length, padding included; on the device while a captured step runs."""

@@ -49,7 +49,7 @@ class QuantizedLayer(CacheLayerMixin):
     @property
     def is_initialized(self) -> bool:
         """True once there are tokens, or were."""
-        return self.store.dtype is not None
+        return self.timeline.is_begun(self.index)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare: containers grow from the first states."""

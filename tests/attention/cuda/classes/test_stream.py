@@ -112,8 +112,8 @@ def test_a_buffer_takes_a_group_where_it_is_due(name: str) -> None:
     table = BlockTable(torch.tensor([[0, GROUP]] * 3))
     both = zip(dense, (SPECS[name].key, SPECS[name].value), strict=True)
     new = PackedPair(*(pack_tensor(leaving.apply(x), s, table) for x, s in both))
-    alone, old = new.laid_out(ClassLayout()).records.by_group, pair.records.by_group
-    for part, kept in records.by_group.items():
+    alone, old = new.laid_out(ClassLayout()).records.by_head, pair.records.by_head
+    for part, kept in records.by_head.items():
         assert torch.equal(kept[0, :, 2], alone[part][0, :, 0])
         assert torch.equal(kept[2, :, 0], alone[part][2, :, 0])
         assert torch.equal(kept[0, :, :2], old[part][0])

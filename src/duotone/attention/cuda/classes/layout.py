@@ -32,6 +32,7 @@ becomes.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int, Shaped, UInt8
@@ -59,11 +60,14 @@ from duotone.attention.cuda.shared.slots import (
 from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.ragged import split_heads
 
 # In 8 bits with one column more.
 SpanScale = Shaped[Tensor, "batch kv_heads spans _coded"]
 SpanZero = Shaped[Tensor, "batch kv_heads spans _head_dim"]
 SpanOrder = UInt8[Tensor, "batch kv_heads spans head_dim"]
+# Tensors that all heads of a sequence have together, `tokens` in streams.
+BY_SEQUENCE = ("first", "tokens")
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,11 @@ class ClassRecords:
         return {name: x for name, x in values.items() if isinstance(x, Tensor)}
 
     @property
+    def by_head(self) -> dict[str, Tensor]:
+        """Tensors [batch, kv_heads, ...]."""
+        return {name: x for name, x in self.tensors.items() if name not in BY_SEQUENCE}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of everything."""
         return sum(x.nbytes for x in self.tensors.values())
@@ -117,6 +126,12 @@ class ClassRecords:
     def rows(self, index: Int[Tensor, " rows"]) -> ClassRecords:
         """Pick sequences."""
         return replace(self, **{name: x[index] for name, x in self.tensors.items()})
+
+    def split_heads(self, layers: int) -> list[Self]:
+        """Give each of so many layers its heads."""
+        names = list(self.by_head)
+        each = zip(*(split_heads(x, layers) for x in self.by_head.values()), strict=True)
+        return [replace(self, **dict(zip(names, parts, strict=True))) for parts in each]
 
     def canonical(
         self, key: PackedTensor, value: PackedTensor

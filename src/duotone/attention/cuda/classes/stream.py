@@ -39,9 +39,6 @@ from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
 
-# Tensors that have no row per group.
-BY_SEQUENCE = ("first", "tokens")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClassStream(ClassRecords):
@@ -68,11 +65,6 @@ class ClassStream(ClassRecords):
         """Tensors that `write` changes."""
         return list(self.tensors.values())
 
-    @property
-    def by_group(self) -> dict[str, Tensor]:
-        """Tensors [batch, kv_heads, groups, ...]."""
-        return {name: x for name, x in self.tensors.items() if name not in BY_SEQUENCE}
-
     def with_codes(self, which: Literal["key", "value"], source: Any) -> ClassStream:
         """Refuse: codes of unequal widths belong to one layer (`CacheSpec.check_depth`)."""
         raise ValueError(f"class records share no codes between layers; got {which} of another one")
@@ -82,9 +74,9 @@ class ClassStream(ClassRecords):
         if not isinstance(other, ClassStream) or other.format != self.format:
             return None
         groups, join = held.append(more)
-        new = other.by_group
+        new = other.by_head
         joined = {
-            name: join.apply(torch.cat([x, new[name]], 2)) for name, x in self.by_group.items()
+            name: join.apply(torch.cat([x, new[name]], 2)) for name, x in self.by_head.items()
         }
         first = _first(*groups.offsets[:, 1:].shape, groups.offsets.device)
         return replace(self, **joined, first=first, tokens=groups.offsets)
@@ -92,7 +84,7 @@ class ClassStream(ClassRecords):
     def widened(self, tokens: int) -> ClassStream:
         """Records of these groups in buffers for `tokens` tokens."""
         count = -(-tokens // TILE)
-        wide = {name: _widened(x, count) for name, x in self.by_group.items()}
+        wide = {name: _widened(x, count) for name, x in self.by_head.items()}
         first = _first(len(self.first), count, self.first.device)
         edges = self.tokens[:, -1:].repeat(1, count + 1)
         kept = min(count + 1, self.tokens.shape[1])
@@ -114,7 +106,7 @@ class ClassStream(ClassRecords):
         """
         key, value = (leaving.apply(x) for x in states)
         new = _one_group(divided(key, key_norm), value, spec)
-        for name, kept in self.by_group.items():
+        for name, kept in self.by_head.items():
             put(kept, getattr(new, name), where // TILE, full)
         edges = torch.arange(self.tokens.shape[1], device=where.device) * TILE
         end = where + full.long() * TILE
@@ -154,7 +146,7 @@ class ClassLayout:
         if spec.value.group is None or reason_against(format_of, spec.key, spec.value, channels):
             return None
         group = _one_group(*(torch.zeros(*shape, TILE, n, device=device) for n in channels), spec)
-        none = {name: x[:, :, :0].contiguous() for name, x in group.by_group.items()}
+        none = {name: x[:, :, :0].contiguous() for name, x in group.by_head.items()}
         edges = torch.zeros(shape[0], 1, dtype=torch.long, device=device)
         return replace(group, **none, first=_first(shape[0], 0, device), tokens=edges)
 

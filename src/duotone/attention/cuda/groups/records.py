@@ -31,7 +31,7 @@ from duotone.cache.key_norm import divided
 from duotone.cache.ledger import Piece
 from duotone.cache.packing import pack_groups
 from duotone.cache.pair import PackedPair
-from duotone.cache.ragged import Lengths, Move
+from duotone.cache.ragged import Lengths, Move, split_heads
 from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
@@ -103,6 +103,12 @@ class GroupRecords:
         """Pick sequences."""
         codes = (None if x is None else x[index] for x in self.codes)
         return GroupRecords(self.format, self.data[index], *codes)
+
+    def split_heads(self, layers: int) -> list[GroupRecords]:
+        """Give each of so many layers its heads."""
+        own = (self.data, *self.codes)
+        split = ([None] * layers if x is None else split_heads(x, layers) for x in own)
+        return [GroupRecords(self.format, *parts) for parts in zip(*split, strict=True)]
 
     def left(self, key: PackedTensor, value: PackedTensor) -> Both:
         """Their block tables."""

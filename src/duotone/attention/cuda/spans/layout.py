@@ -49,6 +49,7 @@ from duotone.attention.cuda.shared.slots import (
 from duotone.attention.cuda.shared.tiles import MOST_TILES, Tiled
 from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.ragged import split_heads
 from duotone.quant import TensorSpec, pack
 from duotone.quant.honours import Honours
 from duotone.quant.packing import join_bits, split_bits
@@ -116,6 +117,10 @@ class Records:
     def rows(self, index: Int[Tensor, " rows"]) -> Records:
         """Pick sequences."""
         return Records(self.format, self.data[index], self.first[index])
+
+    def split_heads(self, layers: int) -> list[Records]:
+        """Give each of so many layers its heads."""
+        return [Records(self.format, x, self.first) for x in split_heads(self.data, layers)]
 
     @property
     def shape(self) -> torch.Size:
