@@ -75,7 +75,7 @@ def test_without_lag_values_leave_with_keys() -> None:
     both = Both([16])
     text = KVSpec(KEY, VALUE.replace(lag=0))
     plain = Both([16], SPEC.replace(text=text))
-    query = torch.randn(1, HEADS, 1, D)
+    query = torch.randn(1, HEADS, 1, D, generator=both.draw)
     outs = [attend(query, x.store.segments(x.ledger.state), sm_scale=1.0) for x in (both, plain)]
     assert not torch.allclose(*outs, atol=1e-2)
     assert plain.store.lag is None

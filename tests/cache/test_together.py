@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from together_cases import LAYERS, SPECS, assert_equal, assert_together
+from together_cases import LAYERS, SPECS, assert_equal, assert_together, prompt
 
 import duotone
 from duotone import TensorSpec
-from duotone.cache import LayerStore
-from duotone.cache.together import are_alike, can_join
+from duotone.cache import LayerStore, Ledger
+from duotone.cache.together import are_alike, can_join, changed_bytes
+
+from cases import device
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -23,19 +25,45 @@ def test_layers_have_the_bits_that_each_has_alone(name: str, batch: int) -> None
     [
         duotone.scheme("oscar-rotation"),
         duotone.scheme("kvarn"),
+        duotone.scheme("innerq"),
         duotone.CacheSpec(visual=duotone.KVSpec(TensorSpec(1), TensorSpec(1, "span", heads="all"))),
     ],
-    ids=["basis", "factors", "one range for heads"],
+    ids=["basis", "factors", "inner groups", "one range for heads"],
 )
 def test_layers_whose_heads_know_of_each_other_stay_apart(spec: duotone.CacheSpec) -> None:
     assert not can_join(LayerStore(spec))
 
 
-def test_layers_with_tokens_or_other_rules_stay_apart() -> None:
-    stores = [LayerStore(SPECS[name]) for name in ("mixed", "mixed", "kivi")]
-    assert are_alike(*stores[:2])
-    assert not are_alike(*stores[1:])
-    stores[0].key = torch.zeros(1, 1, 0, 8)
-    assert not can_join(stores[0])
-    stores[1].lends.add("key")
-    assert not can_join(stores[1])
+def test_layers_of_other_rules_types_or_orders_stay_apart() -> None:
+    spec, other = SPECS["mixed"], SPECS["kivi"]
+    layers = assert_together(spec, 1, torch.float32)
+    visual, real = prompt(1)
+    plan = Ledger(spec, 1, device()).plan(visual, real)
+    one, two, three = layers
+    assert are_alike(one, two, plan)
+    assert not are_alike(LayerStore(spec), LayerStore(other), plan)
+    assert not are_alike(one, LayerStore(spec), plan)
+    assert one.stream.records is not None
+    two.stream = two.stream.canonical()
+    assert not are_alike(one, two, plan)
+    words = Ledger(spec, 1, device()).plan(torch.zeros_like(visual), real)
+    three.visual = None
+    assert not are_alike(one, three, plan)
+    assert are_alike(one, three, words)
+    three.dtype = torch.float16
+    assert not are_alike(one, three, words)
+    three.lends.add("key")
+    assert not can_join(three)
+
+
+def test_bytes_of_stores_that_a_step_changes() -> None:
+    spec = SPECS["mixed"]
+    store = assert_together(spec, 1, torch.float32)[0]
+    visual, real = prompt(1)
+    pairs = [store.visual, store.background, store.stream]
+    packed = [pair.codes_bytes + pair.params_bytes for pair in pairs]
+    dense = store.key.nbytes + store.value.nbytes
+    with_pictures = Ledger(spec, 1, device()).plan(visual, real)
+    words = Ledger(spec, 1, device()).plan(torch.zeros_like(visual), real)
+    assert changed_bytes(store, with_pictures) == sum(packed) + dense
+    assert changed_bytes(store, words) == packed[2] + dense

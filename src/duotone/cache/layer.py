@@ -15,7 +15,7 @@ from duotone.cache.lag import Lagging
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
-from duotone.cache.ragged import Move, owned, split_heads
+from duotone.cache.ragged import Move, owned
 from duotone.cache.runs import RunMember
 from duotone.cache.saliency import foreground_first
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
@@ -152,21 +152,6 @@ class LayerStore:
             self.key_norm = self.key_norm[index]
         if (lag := self.lag) is not None:
             self._keep_lag(lag.rows(index))
-
-    def split_heads(self, layers: int) -> list[LayerStore]:
-        """Give each of so many layers its heads, which lie one after the other."""
-        made = [LayerStore(self.spec, self.layouts) for _ in range(layers)]
-        for name in STORES:
-            if (pair := getattr(self, name)) is not None:
-                for store, part in zip(made, pair.split_heads(layers), strict=True):
-                    setattr(store, name, part)
-        for name in ("key", "value", "key_norm", "lag_values"):
-            if (held := getattr(self, name)) is not None:
-                for store, part in zip(made, split_heads(held, layers), strict=True):
-                    setattr(store, name, part)
-        for store in made:
-            store.dtype, store.lag_lengths = self.dtype, self.lag_lengths
-        return made
 
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
         """Quantize tokens and join them to a store; codes go to the layer that keeps them."""

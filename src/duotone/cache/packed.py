@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.ragged import Lengths, Move, owned, split_heads
+from duotone.cache.ragged import Lengths, Move, owned
 from duotone.quant import TensorSpec, unpack
 from duotone.quant.classes import (
     CLASS_BITS,
@@ -241,13 +241,6 @@ class PackedTensor:
         picked = {name: getattr(self, name)[index] for name in self.tensor_names()}
         return replace(self, blocks=self.blocks.rows(index), **picked)._trimmed()
 
-    def split_heads(self, layers: int) -> list[PackedTensor]:
-        """Give each of so many layers its heads; without factors, which heads may share."""
-        names = self.tensor_names()
-        split = (split_heads(getattr(self, name), layers) for name in names)
-        each = zip(*split, strict=True) if names else [()] * layers
-        return [replace(self, **dict(zip(names, parts, strict=True))) for parts in each]
-
     def _trimmed(self) -> PackedTensor:
         """Cut the token axis to the longest sequence, which the block table spans."""
         keep = int(self.blocks.lengths.max())
@@ -256,6 +249,11 @@ class PackedTensor:
         names = [name for name in self.tensor_names() if self._has_token_axis(name)]
         cut = {name: owned(getattr(self, name)[:, :, :keep]) for name in names}
         return replace(self, **cut)
+
+    @property
+    def by_head(self) -> dict[str, Tensor]:
+        """Tensors [batch, kv_heads, ...]; factors may have one for all heads."""
+        return {name: getattr(self, name) for name in self.tensor_names()}
 
     def tensor_names(self) -> list[str]:
         """Names of the tensor fields that are not None."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -42,6 +42,11 @@ class LaidOut(Protocol):
         """Bytes of `nbytes` that are no codes."""
         ...
 
+    @property
+    def by_head(self) -> dict[str, Tensor]:
+        """Tensors [batch, kv_heads, ...], by the names of their fields."""
+        ...
+
     def canonical(self, key: PackedTensor, value: PackedTensor) -> Packed:
         """Convert to canonical order, exactly. key, value: parts that the kernel does not keep."""
         ...
@@ -59,10 +64,6 @@ class LaidOut(Protocol):
 
     def rows(self, index: Tensor) -> LaidOut:
         """Pick sequences."""
-        ...
-
-    def split_heads(self, layers: int) -> Sequence[LaidOut]:
-        """Give each of so many layers its heads, which lie one after the other."""
         ...
 
 
@@ -233,10 +234,3 @@ class PackedPair:
         """Pick sequences."""
         records = None if self.records is None else self.records.rows(index)
         return PackedPair(self.key.rows(index), self.value.rows(index), records)
-
-    def split_heads(self, layers: int) -> list[PackedPair]:
-        """Give each of so many layers its heads, which lie one after the other."""
-        own = self.records
-        records = [None] * layers if own is None else own.split_heads(layers)
-        both = (self.key.split_heads(layers), self.value.split_heads(layers))
-        return [PackedPair(*parts) for parts in zip(*both, records, strict=True)]

@@ -6,7 +6,7 @@ once per step from lengths and masks, and applied to every tensor of every layer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,15 +27,6 @@ def owned(x: Tensor) -> Tensor:
     if x.untyped_storage().nbytes() == x.nbytes:
         return x
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def split_heads(x: Shaped[Tensor, "batch heads *rest"], layers: int) -> Sequence[Tensor]:
-    """Heads of each of so many layers, which lie one after the other; all parts are contiguous.
-
-    They keep one storage in memory, which is all of theirs.
-    """
-    by_layer = x.unflatten(1, (layers, -1)).transpose(0, 1).flatten(0, 1)
-    return by_layer.contiguous().split(len(x))
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

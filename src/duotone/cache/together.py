@@ -1,4 +1,4 @@
-"""Layers that take in a prompt together, as heads of one layer.
+"""Layers that take in a step's tokens together, as heads of one layer.
 
 A short prompt's time is that of launches, of which several layers then need as many as one. Their
 tokens, spans and moves are equal already, so heads are all that differs.
@@ -8,26 +8,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
+from duotone.cache.heads import join_heads, join_pairs, pairs_are_alike, split_heads, split_pair
+from duotone.cache.index import STORES
 from duotone.cache.layer import LayerStore, States
 from duotone.cache.ledger import AppendPlan
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
+# A store's tensors outside packed tokens that have a row of heads.
+DENSE = ("key", "value", "key_norm", "lag_values")
+# Axes of K's and V's groups that are not the inner dimension of attention's products.
+OUTER = ("tokens", "channels")
+
 
 def can_join(store: LayerStore) -> bool:
-    """True for a layer without tokens each of whose heads is packed by itself.
+    """True for a layer each of whose heads is packed by itself.
 
-    Bases belong to a layer's heads; products with others round as their sizes have it.
+    Bases belong to a layer's heads; products with others round as their sizes have it. Kernels may
+    refuse one layer's scales of a stream with groups of its inner dimension, and not another's.
     """
-    alone = not (store.shares or store.runs or store.canonical)
-    return alone and store.key is None and all(map(_is_by_head, _tensors(store.spec)))
+    text = store.spec.text
+    inner = isinstance(text, KVSpec) and (text.key.along, text.value.along) != OUTER
+    alone = store.shares or store.runs or store.canonical or inner
+    return not alone and all(map(_is_by_head, _tensors(store.spec)))
 
 
-def are_alike(one: LayerStore, other: LayerStore) -> bool:
-    """True for layers whose tokens are packed alike, in one kernel's order."""
+def are_alike(one: LayerStore, other: LayerStore, plan: AppendPlan) -> bool:
+    """True for layers that differ in numbers only, in all that `plan` changes."""
     specs = one.spec is other.spec or one.spec == other.spec
-    return specs and one.layouts == other.layouts
+    if not specs or one.dtype != other.dtype or one.layouts != other.layouts:
+        return False
+    pairs = ([getattr(store, name) for name in changed(plan)] for store in (one, other))
+    return all(map(pairs_are_alike, *pairs))
+
+
+def changed(plan: AppendPlan) -> list[str]:
+    """Names of the packed stores that a prompt or later turn changes."""
+    pieces = (plan.visual, plan.background, plan.flush_last)
+    return [name for name, piece in zip(STORES, pieces, strict=True) if piece is not None]
+
+
+def changed_bytes(store: LayerStore, plan: AppendPlan) -> int:
+    """Bytes of a layer's tokens that are copied for `plan`."""
+    pairs = (getattr(store, name) for name in changed(plan))
+    packed = sum(pair.codes_bytes + pair.params_bytes for pair in pairs if pair is not None)
+    dense = (getattr(store, name) for name in DENSE)
+    return packed + sum(x.nbytes for x in dense if x is not None)
 
 
 def applied_together(
@@ -36,13 +61,38 @@ def applied_together(
     keys: Sequence[States],
     values: Sequence[States],
 ) -> list[LayerStore]:
-    """Stores after a step of `plan`, each with the bits that its own `apply` would give.
+    """Stores after a prompt or later turn, each with the bits that its own `apply` would give.
 
     stores: alike, each of which can join. keys, values: of each layer, of one shape and type.
     """
-    joined = LayerStore(stores[0].spec, stores[0].layouts)
-    joined.apply(plan, torch.cat(tuple(keys), 1), torch.cat(tuple(values), 1))
-    return joined.split_heads(len(stores))
+    joined = _joined(stores, plan)
+    joined.apply(plan, join_heads(keys), join_heads(values))
+    return _split(joined, stores, plan)
+
+
+def _joined(stores: Sequence[LayerStore], plan: AppendPlan) -> LayerStore:
+    first = stores[0]
+    joined = LayerStore(first.spec, first.layouts)
+    joined.dtype, joined.lag_lengths = first.dtype, first.lag_lengths
+    for names, join in ((changed(plan), join_pairs), (DENSE, join_heads)):
+        for name in names:
+            if getattr(first, name) is not None:
+                setattr(joined, name, join([getattr(store, name) for store in stores]))
+    return joined
+
+
+def _split(joined: LayerStore, before: Sequence[LayerStore], plan: AppendPlan) -> list[LayerStore]:
+    made = [LayerStore(joined.spec, joined.layouts) for _ in before]
+    for names, split in ((changed(plan), split_pair), (DENSE, split_heads)):
+        for name in names:
+            if (whole := getattr(joined, name)) is not None:
+                for store, part in zip(made, split(whole, len(made)), strict=True):
+                    setattr(store, name, part)
+    for store, old in zip(made, before, strict=True):
+        store.dtype, store.lag_lengths = joined.dtype, joined.lag_lengths
+        for name in set(STORES) - set(changed(plan)):
+            setattr(store, name, getattr(old, name))
+    return made
 
 
 def _tensors(spec: CacheSpec) -> Iterator[TensorSpec]:

@@ -164,6 +164,26 @@ def test_dense_states_of_a_prompt_coexist_up_to_a_bound(
     assert peaks == [2 * count] * whole + [2 * rest] * (rest > 0)
 
 
+@pytest.mark.parametrize("later", ["image", 5], ids=["pictures", "words"])
+def test_layers_of_a_later_turn_are_stored_together(
+    later: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cache = tiny_model("internvl"), None
+    stored: list[list[int]] = []
+    store = Timeline._store
+    monkeypatch.setattr(
+        Timeline, "_store", lambda self, layers: stored.append(layers) or store(self, layers)
+    )
+    for row in ([3, "image", 209], [4, later, 8], [1]):
+        given, stored[:] = inputs("internvl", [row] * 2), []
+        cache = cache or QuantizedCache(model, duotone.scheme("lloyd"))
+        given["attention_mask"] = torch.ones(2, cache.length + given["input_ids"].shape[1]).long()
+        with torch.no_grad():
+            model(**given, past_key_values=cache)
+        layers = list(range(model.config.get_text_config().num_hidden_layers))
+        assert stored == ([[n] for n in layers] if row == [1] else [layers])
+
+
 def test_another_attention_function_gets_dequantized_states() -> None:
     model = exact_model("internvl")
     cache, given = filled(model, VISUAL)

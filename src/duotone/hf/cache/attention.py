@@ -122,7 +122,7 @@ def _cached_attention(
         return output
     output = _chunk(query, key, value, attention_mask, scaling)
     if key.index != timeline.facts.source:  # later layers read its past, too
-        timeline.commit()
+        timeline.commit_due()
     return output.transpose(1, 2).contiguous()
 
 

@@ -32,7 +32,6 @@ becomes.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
 
 import torch
 from jaxtyping import Float, Int, Shaped, UInt8
@@ -60,7 +59,6 @@ from duotone.attention.cuda.shared.slots import (
 from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
-from duotone.cache.ragged import split_heads
 
 # In 8 bits with one column more.
 SpanScale = Shaped[Tensor, "batch kv_heads spans _coded"]
@@ -126,12 +124,6 @@ class ClassRecords:
     def rows(self, index: Int[Tensor, " rows"]) -> ClassRecords:
         """Pick sequences."""
         return replace(self, **{name: x[index] for name, x in self.tensors.items()})
-
-    def split_heads(self, layers: int) -> list[Self]:
-        """Give each of so many layers its heads."""
-        names = list(self.by_head)
-        each = zip(*(split_heads(x, layers) for x in self.by_head.values()), strict=True)
-        return [replace(self, **dict(zip(names, parts, strict=True))) for parts in each]
 
     def canonical(
         self, key: PackedTensor, value: PackedTensor

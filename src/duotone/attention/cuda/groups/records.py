@@ -31,7 +31,7 @@ from duotone.cache.key_norm import divided
 from duotone.cache.ledger import Piece
 from duotone.cache.packing import pack_groups
 from duotone.cache.pair import PackedPair
-from duotone.cache.ragged import Lengths, Move, split_heads
+from duotone.cache.ragged import Lengths, Move
 from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
@@ -75,6 +75,12 @@ class GroupRecords:
         return [x for x in (self.data, *self.codes) if x is not None]
 
     @property
+    def by_head(self) -> dict[str, Tensor]:
+        """`buffers` by the names of their fields."""
+        held = {"data": self.data, "key_codes": self.key_codes, "value_codes": self.value_codes}
+        return {name: x for name, x in held.items() if x is not None}
+
+    @property
     def codes(self) -> tuple[Tiles | None, Tiles | None]:
         """Codes of K and of V that are stored separately."""
         return self.key_codes, self.value_codes
@@ -103,12 +109,6 @@ class GroupRecords:
         """Pick sequences."""
         codes = (None if x is None else x[index] for x in self.codes)
         return GroupRecords(self.format, self.data[index], *codes)
-
-    def split_heads(self, layers: int) -> list[GroupRecords]:
-        """Give each of so many layers its heads."""
-        own = (self.data, *self.codes)
-        split = ([None] * layers if x is None else split_heads(x, layers) for x in own)
-        return [GroupRecords(self.format, *parts) for parts in zip(*split, strict=True)]
 
     def left(self, key: PackedTensor, value: PackedTensor) -> Both:
         """Their block tables."""

@@ -49,7 +49,6 @@ from duotone.attention.cuda.shared.slots import (
 from duotone.attention.cuda.shared.tiles import MOST_TILES, Tiled
 from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
-from duotone.cache.ragged import split_heads
 from duotone.quant import TensorSpec, pack
 from duotone.quant.honours import Honours
 from duotone.quant.packing import join_bits, split_bits
@@ -118,14 +117,15 @@ class Records:
         """Pick sequences."""
         return Records(self.format, self.data[index], self.first[index])
 
-    def split_heads(self, layers: int) -> list[Records]:
-        """Give each of so many layers its heads."""
-        return [Records(self.format, x, self.first) for x in split_heads(self.data, layers)]
-
     @property
     def shape(self) -> torch.Size:
         """(batch, kv_heads)."""
         return self.data.shape[:2]
+
+    @property
+    def by_head(self) -> dict[str, Tensor]:
+        """All but where blocks start."""
+        return {"data": self.data}
 
     @property
     def params_bytes(self) -> int:
