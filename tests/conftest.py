@@ -62,6 +62,12 @@ def pytest_configure(config: pytest.Config) -> None:
         jaxtyping.jaxtyped = outer_functions(jaxtyping.jaxtyped)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A test draws equal numbers in any order of tests."""
+    torch.manual_seed(0)
+
+
 def _words(item: pytest.Item) -> list[str]:
     """The arguments of a case that are words."""
     case = getattr(item, "callspec", None)
