@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -44,3 +45,19 @@ def test_kernels_that_a_user_turned_off_stay_off(monkeypatch) -> None:
     with sdpa_kernel([SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]):
         found = asked(TOKENS, True, monkeypatch)
     assert found == [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def test_threads_change_the_order_one_after_the_other() -> None:
+    query = SimpleNamespace(shape=torch.Size([1, 1, 1, 64]), is_cuda=True)
+    entered = Event()
+
+    def enter() -> None:
+        with in_order_for(query, TOKENS, masked=False):
+            entered.set()
+
+    with in_order_for(query, TOKENS, masked=False):
+        other = Thread(target=enter)
+        other.start()
+        assert not entered.wait(0.2)
+    other.join(60)
+    assert entered.is_set()

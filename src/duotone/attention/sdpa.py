@@ -7,7 +7,9 @@ At the bounds below that is some 10 ms in all layers of an 8B model.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Lock
 
 from torch import Tensor
 from torch.backends import cuda
@@ -23,6 +25,9 @@ UNPLANNED_FIRST = (
     (SDPBackend.MATH, cuda.math_sdp_enabled),
 )
 
+# The order is one for all threads; two that change it could leave it changed.
+_ORDER = Lock()
+
 
 def in_order_for(query: Tensor, tokens: int, masked: bool) -> AbstractContextManager[None]:
     """Block in which kernels without plans come first, where there are few scores on a GPU.
@@ -33,4 +38,10 @@ def in_order_for(query: Tensor, tokens: int, masked: bool) -> AbstractContextMan
     scores = query.shape[:3].numel() * tokens
     if not query.is_cuda or scores > (FEW_MASKED if masked else FEW_CAUSAL):
         return nullcontext()
-    return sdpa_kernel([x for x, is_on in UNPLANNED_FIRST if is_on()], set_priority=True)
+    return _unplanned_first()
+
+
+@contextmanager
+def _unplanned_first() -> Iterator[None]:
+    with _ORDER, sdpa_kernel([x for x, is_on in UNPLANNED_FIRST if is_on()], set_priority=True):
+        yield
