@@ -1,11 +1,45 @@
 """Dense K and V of segments by kernels, against torch."""
 
+from collections.abc import Sequence
+from types import ModuleType
+
 import pytest
 import torch
 
+import duotone
 from duotone.attention import unpack
+from duotone.cache import BlockTable, PackedTensor, pack_tensor
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
+from duotone.quant import TensorSpec
+
+from cases import SMALL
+from cuda_on_cpu import run_on_cpu
+
+Specs = tuple[TensorSpec, TensorSpec]
+PRESET = duotone.scheme("duotone", bits=1).visual
+# Specs of K and V that any kernel of spans reads.
+SPECS: dict[str, Specs] = {
+    "preset": (PRESET.key, PRESET.value),
+    "8 bits": SMALL,
+    "rotated": tuple(spec.replace(transform="hadamard") for spec in SMALL),
+}
+
+
+def packed(
+    specs: Specs, offsets: Sequence[Sequence[int]], head_dim: int, dtype: torch.dtype
+) -> tuple[PackedTensor, PackedTensor]:
+    """K and V of two heads, with channels of other sizes. offsets: of each sequence's spans."""
+    torch.manual_seed(0)
+    blocks = BlockTable(torch.tensor(offsets))
+    x = torch.randn(2, len(offsets), 2, blocks.tokens, head_dim) * torch.rand(head_dim)
+    return tuple(pack_tensor(t.to(dtype), spec, blocks) for t, spec in zip(x, specs, strict=True))
+
+
+def kernels_on_cpu(module: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: object) -> None:
+    """Let a module's kernel run on the CPU, and where a GPU is asked for."""
+    run_on_cpu(module, monkeypatch, folder)
+    as_on_a_gpu(monkeypatch)
 
 
 def segment_of(pair: PackedPair, **given: object) -> PackedSegment:

@@ -4,31 +4,27 @@ from dataclasses import replace
 
 import pytest
 import torch
-from unpacked import as_on_a_gpu, assert_unpacked, segment_of
+import unpacked
+from unpacked import assert_unpacked, kernels_on_cpu, packed, segment_of
 
-import duotone
 from duotone.attention.cuda.classes import unpack
 from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.classes.layout import to_class_records
 from duotone.attention.cuda.classes.stream import ClassStream
 from duotone.attention.refused import RefusedError
 from duotone.attention.unpack import states_of
-from duotone.cache import BlockTable, PackedTensor, pack_tensor
+from duotone.cache import PackedTensor
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 from duotone.quant import TensorSpec
 
-from cases import CALIBRATED, CLASSES_KEY, CLASSES_VALUE, SMALL, SMALL_TILES, UNITS
-from cuda_on_cpu import missing, run_on_cpu
+from cases import CALIBRATED, CLASSES_KEY, CLASSES_VALUE, SMALL_TILES, UNITS
+from cuda_on_cpu import missing
 
 needs_compiler = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-PRESET = duotone.scheme("duotone", bits=1).visual
-SPECS = {
-    "preset": (PRESET.key, PRESET.value),
+SPECS = unpacked.SPECS | {
     "whole columns": CALIBRATED,
     "half columns": UNITS,
-    "8 bits": SMALL,
-    "rotated": tuple(spec.replace(transform="hadamard") for spec in SMALL),
     "one width of K": (TensorSpec(1), UNITS[1]),
     "one width of V": (UNITS[0], TensorSpec(2)),
     "in tiles": (CLASSES_KEY, CLASSES_VALUE),
@@ -38,17 +34,9 @@ SPECS = {
 RAGGED = [[0, 128, 211], [0, 65, 65]]
 
 
-def packed(specs, offsets, head_dim, dtype) -> tuple[PackedTensor, PackedTensor]:
-    torch.manual_seed(0)
-    blocks = BlockTable(torch.tensor(offsets))
-    x = torch.randn(2, len(offsets), 2, blocks.tokens, head_dim) * torch.rand(head_dim)
-    return tuple(pack_tensor(t.to(dtype), spec, blocks) for t, spec in zip(x, specs, strict=True))
-
-
 @pytest.fixture
 def kernels(monkeypatch, folder) -> None:
-    run_on_cpu(unpack, monkeypatch, folder)
-    as_on_a_gpu(monkeypatch)
+    kernels_on_cpu(unpack, monkeypatch, folder)
 
 
 def segment(key: PackedTensor, value: PackedTensor, **given: object) -> PackedSegment:

@@ -4,27 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from unpacked import as_on_a_gpu, assert_unpacked, segment_of
+import unpacked
+from unpacked import assert_unpacked, kernels_on_cpu, packed, segment_of
 
-import duotone
 from duotone.attention.cuda.short import unpack
 from duotone.attention.refused import RefusedError
-from duotone.cache import BlockTable, pack_tensor
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 from duotone.quant import TensorSpec
 
-from cases import CALIBRATED, SMALL, UNITS
-from cuda_on_cpu import missing, run_on_cpu
+from cases import CALIBRATED, UNITS
+from cuda_on_cpu import missing
 
 needs_compiler = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-PRESET = duotone.scheme("duotone", bits=1).visual
-SPECS = {
-    "preset": (PRESET.key, PRESET.value),
+SPECS = unpacked.SPECS | {
     "odd classes": CALIBRATED,
     "fp16": UNITS,
-    "8 bits": SMALL,
-    "rotated": tuple(spec.replace(transform="hadamard") for spec in SMALL),
     "one width each": (TensorSpec(4, param_dtype="float8"), TensorSpec(1)),
 }
 # Spans of two sequences: of an odd length, of one token, none.
@@ -32,17 +27,12 @@ RAGGED = [[0, 21, 22, 49], [0, 13, 13, 13]]
 
 
 def segment(name: str, offsets, head_dim: int, dtype: torch.dtype) -> PackedSegment:
-    torch.manual_seed(0)
-    blocks = BlockTable(torch.tensor(offsets))
-    x = torch.randn(2, len(offsets), 2, blocks.tokens, head_dim) * torch.rand(head_dim)
-    both = zip(x.to(dtype), SPECS[name], strict=True)
-    return segment_of(PackedPair(*(pack_tensor(t, spec, blocks) for t, spec in both)))
+    return segment_of(PackedPair(*packed(SPECS[name], offsets, head_dim, dtype)))
 
 
 @pytest.fixture
 def kernels(monkeypatch, folder) -> None:
-    run_on_cpu(unpack, monkeypatch, folder)
-    as_on_a_gpu(monkeypatch)
+    kernels_on_cpu(unpack, monkeypatch, folder)
 
 
 @needs_compiler
