@@ -50,20 +50,17 @@ def split_pair(pair: PackedPair, layers: int) -> list[PackedPair]:
 
 
 def join_pairs(pairs: Sequence[PackedPair]) -> PackedPair:
-    """Inverse of `split_pair`; pairs are alike."""
+    """Inverse of `split_pair`, for pairs of one form."""
     records = None if pairs[0].records is None else _join([pair.records for pair in pairs])
     both = ([getattr(pair, name) for pair in pairs] for name in ("key", "value"))
     return PackedPair(*map(_join, both), records)
 
 
-def pairs_are_alike(one: PackedPair | None, other: PackedPair | None) -> bool:
-    """True for two pairs, of the same sequences, that differ in the content of tensors only."""
-    if one is None or other is None:
-        return one is other
-    return all(
-        _form(getattr(one, name)) == _form(getattr(other, name))
-        for name in ("key", "value", "records")
-    )
+def form_of_pair(pair: PackedPair | None) -> tuple[Any, ...] | None:
+    """Everything but the content of tensors and tables: equal for pairs that can be joined."""
+    if pair is None:
+        return None
+    return tuple(_form(part) for part in (pair.key, pair.value, pair.records))
 
 
 def _split(whole: Part, layers: int) -> list[Part]:

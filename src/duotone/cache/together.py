@@ -7,8 +7,9 @@ tokens, spans and moves are equal already, so heads are all that differs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from duotone.cache.heads import join_heads, join_pairs, pairs_are_alike, split_heads, split_pair
+from duotone.cache.heads import form_of_pair, join_heads, join_pairs, split_heads, split_pair
 from duotone.cache.index import STORES
 from duotone.cache.layer import LayerStore, States
 from duotone.cache.ledger import AppendPlan
@@ -32,13 +33,10 @@ def can_join(store: LayerStore) -> bool:
     return not alone and all(map(_is_by_head, _tensors(store.spec)))
 
 
-def are_alike(one: LayerStore, other: LayerStore, plan: AppendPlan) -> bool:
-    """True for layers that differ in numbers only, in all that `plan` changes."""
-    specs = one.spec is other.spec or one.spec == other.spec
-    if not specs or one.dtype != other.dtype or one.layouts != other.layouts:
-        return False
-    pairs = ([getattr(store, name) for name in changed(plan)] for store in (one, other))
-    return all(map(pairs_are_alike, *pairs))
+def form_of(store: LayerStore, plan: AppendPlan) -> tuple[Any, ...]:
+    """Equal for layers that differ in numbers only, in all that `plan` changes."""
+    pairs = [form_of_pair(getattr(store, name)) for name in changed(plan)]
+    return store.spec, store.layouts, store.dtype, pairs
 
 
 def changed(plan: AppendPlan) -> list[str]:
@@ -63,8 +61,12 @@ def applied_together(
 ) -> list[LayerStore]:
     """Stores after a prompt or later turn, each with the bits that its own `apply` would give.
 
-    stores: alike, each of which can join. keys, values: of each layer, of one shape and type.
+    stores: any one, or several of one form that can join. keys, values: of each layer, those of
+    several of one shape and type.
     """
+    if len(stores) == 1:
+        stores[0].apply(plan, keys[0], values[0])
+        return list(stores)
     joined = _joined(stores, plan)
     joined.apply(plan, join_heads(keys), join_heads(values))
     return _split(joined, stores, plan)

@@ -8,7 +8,7 @@ from duotone.attention.plan import Shape, resolve
 from duotone.cache import LayerStore, Ledger
 from duotone.cache.alike import Structure
 from duotone.cache.pair import Layouts
-from duotone.cache.together import applied_together, are_alike, can_join
+from duotone.cache.together import applied_together, can_join, form_of
 from duotone.quant import CacheSpec, KVSpec
 
 from cases import device
@@ -86,7 +86,7 @@ def assert_together(spec: CacheSpec, batch: int, dtype: torch.dtype) -> list[Lay
         keys, values = states(batch, dtype), states(batch, dtype)
         for store, key, value in zip(alone, keys, values, strict=True):
             store.apply(plan, key, value)
-        assert all(are_alike(together[0], store, plan) for store in together)
+        assert all(form_of(store, plan) == form_of(together[0], plan) for store in together)
         together = applied_together(together, plan, keys, values)
         for found, right in zip(together, alone, strict=True):
             assert_equal(found, right)

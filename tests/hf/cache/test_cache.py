@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
-from duotone.hf.cache import timeline as timeline_module
+from duotone.hf.cache import waiting
 from duotone.hf.cache.timeline import Timeline
 
 from exactly import FP64, rounding_as
@@ -147,7 +147,7 @@ def test_dense_states_of_a_prompt_coexist_up_to_a_bound(
     def taken(timeline: Timeline, index: int, key: Tensor, value: Tensor) -> int:
         if not index:
             bound = together * (key.nbytes + value.nbytes)
-            monkeypatch.setattr(timeline_module, "JOINED_BYTES", bound)
+            monkeypatch.setattr(waiting, "JOINED_BYTES", bound)
         alive.extend(weakref.ref(x.untyped_storage()) for x in (key, value))
         return take(timeline, index, key, value)
 

@@ -16,18 +16,15 @@ from duotone.cache.eviction import Selection
 from duotone.cache.index import LedgerState
 from duotone.cache.shared_values import SharedValues
 from duotone.cache.sharing import share_layers
-from duotone.cache.together import applied_together, are_alike, can_join, changed_bytes
+from duotone.cache.together import applied_together
 from duotone.hf.cache.frozen import Frozen, check_freezes, frozen_stores
 from duotone.hf.cache.own_layers import OwnLayers
 from duotone.hf.cache.scales import KeyScales
+from duotone.hf.cache.waiting import Waiting
 from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.quant.checks import Checks, put_off
 from duotone.tools.slow_paths import SlowPaths
-
-# New K and V of layers that wait for each other, with the stored tokens that change. It is five
-# layers of an 8B model in a prompt of 3,400 tokens. Twice as many save no time there (H200).
-JOINED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Timeline:
         self.checks = Checks()
         self.shared_values = SharedValues(self.spec, len(self.stores))
         self._taken: set[int] = set()
-        self._waiting: dict[int, tuple[Tensor, Tensor]] = {}
+        self._waiting = Waiting()
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -167,7 +164,7 @@ class Timeline:
         reads the tokens before them, and where no plan is known. Else they wait for layers that are
         stored with them.
         """
-        if self._waiting and self.step.start:
+        if self._waiting and self.step.start:  # of a layer whose attention was not ours
             self.commit_due()
         if self.step is None or index in self._taken:
             raise RuntimeError(
@@ -199,48 +196,20 @@ class Timeline:
     def commit(self) -> None:
         """Quantize and store the states whose plans are known; their dense copies are released."""
         with put_off(self.checks):
-            for layers in self._due():
+            for layers in self._waiting.groups(self.stores, self.plans):
                 self._store(layers)
 
     def commit_due(self) -> None:
-        """Commit, unless the last layer may wait for others and all that wait have few bytes."""
-        index, (key, value) = next(reversed(self._waiting.items()))
-        plan, store = self.plans[index], self.stores[index]
-        if plan is not None and not self.step.decodes and can_join(store):
-            each = key.nbytes + value.nbytes + changed_bytes(store, plan)
-            if each * len(self._waiting) < JOINED_BYTES:
-                return
-        self.commit()
-
-    def _due(self) -> list[list[int]]:
-        """Layers whose plans are known, those in one list that are stored together."""
-        due: list[list[int]] = []
-        for index in self._waiting:
-            if self.plans[index] is not None:
-                others = next((each for each in due if self._join(each[0], index)), None)
-                due.append([index]) if others is None else others.append(index)
-        return due
-
-    def _join(self, one: int, other: int) -> bool:
-        """True where two layers that wait have one plan, and states and stores alike."""
-        pairs = zip(self._waiting[one], self._waiting[other], strict=True)
-        alike = all((x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device) for x, y in pairs)
-        stores, plan = (self.stores[one], self.stores[other]), self.plans[one]
-        if not alike or plan is not self.plans[other]:
-            return False
-        return all(map(can_join, stores)) and are_alike(*stores, plan)
+        """Commit, unless what waits may wait for later layers."""
+        if not self._waiting.may_grow(self.stores, self.plans):
+            self.commit()
 
     def _store(self, layers: list[int]) -> None:
         """Quantize the states of layers that are stored together, or those of one."""
         plan, stores = self.plans[layers[0]], [self.stores[index] for index in layers]
         waiting = [self._waiting.pop(index) for index in layers]
-        keys = [
-            self.scales.of_store(i, k.detach()) for i, (k, _) in zip(layers, waiting, strict=True)
-        ]
-        values = [value.detach() for _, value in waiting]
-        if len(layers) == 1:
-            stores[0].apply(plan, keys[0], values[0])
-            return
+        keys, values = ([x.detach() for x in each] for each in zip(*waiting, strict=True))
+        keys = list(map(self.scales.of_store, layers, keys))
         for index, store in zip(layers, applied_together(stores, plan, keys, values), strict=True):
             self.stores[index] = store
 
