@@ -25,7 +25,7 @@ UNPLANNED_FIRST = (
     (SDPBackend.MATH, cuda.math_sdp_enabled),
 )
 
-# The order is one for all threads; two that change it could leave it changed.
+# All threads have one order; two that change it at a time could leave it changed.
 _ORDER = Lock()
 
 

@@ -30,7 +30,7 @@ Part = TypeVar("Part", bound=HasHeads)
 def split_heads(x: Shaped[Tensor, "batch heads *rest"], layers: int) -> Sequence[Tensor]:
     """Heads of each of so many layers, which lie one after the other; all parts are contiguous.
 
-    They keep one storage in memory, which is all of theirs.
+    They share one storage.
     """
     by_layer = x.unflatten(1, (layers, -1)).transpose(0, 1).flatten(0, 1)
     return by_layer.contiguous().split(len(x))

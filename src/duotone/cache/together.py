@@ -1,7 +1,7 @@
 """Layers that take in a step's tokens together, as heads of one layer.
 
-A short prompt's time is that of launches, of which several layers then need as many as one. Their
-tokens, spans and moves are equal already, so heads are all that differs.
+Launches take most of a short prompt's time, and joined layers need as many as one layer does. All
+layers have the same tokens, spans and moves, so only heads and numbers differ.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ OUTER = ("tokens", "channels")
 def can_join(store: LayerStore) -> bool:
     """True for a layer each of whose heads is packed by itself.
 
-    Bases belong to a layer's heads; products with others round as their sizes have it. Kernels may
-    refuse one layer's scales of a stream with groups of its inner dimension, and not another's.
+    Bases belong to a layer's heads, and a matrix product rounds by its size. Kernels refuse large
+    scales of groups along the inner dimension: one such layer would take all others along.
     """
     text = store.spec.text
     inner = isinstance(text, KVSpec) and (text.key.along, text.value.along) != OUTER
