@@ -12,11 +12,11 @@ from duotone.attention import unpack
 from duotone.attention.cuda.classes import pack as class_pack
 from duotone.attention.cuda.classes import small_levels
 from duotone.attention.cuda.classes import stream as class_stream
-from duotone.attention.cuda.classes import unpack as class_unpack
 from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.groups import unpack as group_unpack
 from duotone.attention.cuda.levels import search as level_search
 from duotone.attention.cuda.levels.search import find_levels
+from duotone.attention.cuda.packing import dense
 from duotone.attention.cuda.short import pack as short_pack
 from duotone.attention.cuda.short import unpack as short_unpack
 from duotone.attention.cuda.spans import pack as span_pack
@@ -51,7 +51,7 @@ def leave_out_launches(
         return levels
 
     packing = (class_pack, short_pack, small_levels, level_search, span_pack, group_pack)
-    for module in (*packing, class_unpack, short_unpack, group_unpack):
+    for module in (*packing, dense, short_unpack, group_unpack):
         monkeypatch.setattr(module, "kernel", kernel)
     monkeypatch.setattr(unpack, "has_kernels", lambda device: True)
     for module in (level_search, span_pack):

@@ -7,11 +7,9 @@ import torch
 import unpacked
 from unpacked import assert_unpacked, kernels_on_cpu, packed, segment_of
 
-from duotone.attention.cuda.classes import unpack
-from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.classes.layout import to_class_records
 from duotone.attention.cuda.classes.stream import ClassStream
-from duotone.attention.refused import RefusedError
+from duotone.attention.cuda.packing import dense
 from duotone.attention.unpack import states_of
 from duotone.cache import PackedTensor
 from duotone.cache.pair import PackedPair
@@ -36,7 +34,7 @@ RAGGED = [[0, 128, 211], [0, 65, 65]]
 
 @pytest.fixture
 def kernels(monkeypatch, folder) -> None:
-    kernels_on_cpu(unpack, monkeypatch, folder)
+    kernels_on_cpu(dense, monkeypatch, folder)
 
 
 def segment(key: PackedTensor, value: PackedTensor, **given: object) -> PackedSegment:
@@ -89,12 +87,3 @@ def test_keys_are_multiplied_by_their_norm() -> None:
     for x, which in zip(states_of(normed), ("key", "value"), strict=True):
         for b, n in enumerate(normed.lengths.tolist()):
             assert torch.equal(x[b, :, :n], normed.states(which)[b, :, :n])
-
-
-def test_what_the_kernel_does_not_write_is_refused() -> None:
-    form = ClassFormat.of(*UNITS, 64)
-    unpack.check(form, torch.float16)
-    with pytest.raises(RefusedError, match="float64"):
-        unpack.check(form, torch.float64)
-    with pytest.raises(RefusedError, match="even head_dim"):
-        unpack.check(replace(form, head_dim=65), torch.float16)

@@ -19,6 +19,7 @@ from duotone.attention.cuda.packing.inputs import check_readable
 from duotone.attention.cuda.shared.geometry import shared_bytes
 from duotone.attention.cuda.spans import held as span_held
 from duotone.attention.cuda.spans import pack as span_pack
+from duotone.attention.cuda.spans import unpack as span_unpack
 from duotone.attention.cuda.spans.held import Held, held
 from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
 from duotone.attention.cuda.spans.stored import SpanLayout
@@ -81,6 +82,16 @@ def test_class_pack_compiles(case, arch, align) -> None:
     form = ClassFormat.of(case.key, case.value, case.head_dim)
     macros = class_pack.macros_of(form, case.dtype, align)
     binary_of(class_pack.SOURCE, arch, macros)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "form", [RecordFormat(128, 1, 4), RecordFormat(80, 3, 8, small=True)], ids=str
+)
+def test_span_unpack_compiles(form, dtype, arch) -> None:
+    binary_of(span_unpack.SOURCE, arch, span_unpack.macros_of(form, dtype))
 
 
 @needs_nvrtc

@@ -13,6 +13,8 @@ import duotone
 from duotone.attention.cuda.classes.pack import class_pack
 from duotone.attention.cuda.groups.records import GroupLayout
 from duotone.attention.cuda.short.pack import short_pack
+from duotone.attention.cuda.spans.layout import WIDTHS, Records
+from duotone.attention.cuda.spans.stored import stored
 from duotone.cache import BlockTable, pack_tensor
 from duotone.cache.pair import PackedPair
 
@@ -31,6 +33,28 @@ def test_class_records(case: ClassCase) -> None:
     wrong = replace(right.records, data=right.records.data ^ 1)
     with pytest.raises(AssertionError):
         assert_unpacked(replace(right, records=wrong), of=right)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_span_records(bits: int, dtype: torch.dtype) -> None:
+    """Those of presets, which the packing kernels write, and of others."""
+    torch.manual_seed(0)
+    preset, plain = duotone.scheme("duotone", bits=4).visual, duotone.TensorSpec(bits, group=128)
+    edges = torch.tensor([[0, 1300, 3330], [0, 257, 257]], device=device())
+    shape = (2, 2, 3359, 128)
+    key, value = (dense_states(shape, dtype, 0) for _ in range(2))
+    for spec in (
+        duotone.KVSpec(*(x.replace(bits=bits) for x in (preset.key, preset.value))),
+        duotone.KVSpec(plain, plain),
+    ):
+        pair = stored(key, value, spec, taken_anywhere(edges, shape[2]))
+        right = segment_of(pair)
+        assert isinstance(right.records, Records)
+        assert_unpacked(right)
+        wrong = replace(right.records, data=right.records.data ^ 1)
+        with pytest.raises(AssertionError):
+            assert_unpacked(replace(right, records=wrong), of=right)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

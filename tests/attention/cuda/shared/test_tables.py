@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from duotone.attention.cuda.classes.slots import slots_of
 from duotone.attention.cuda.shared import tables
-from duotone.attention.cuda.shared.slots import record_slots
+from duotone.attention.cuda.shared.slots import record_slots, slots_of
 from duotone.attention.cuda.shared.tables import once_per_table
 from duotone.attention.cuda.spans.pack import places
 from duotone.cache import BlockTable

@@ -22,7 +22,6 @@ from duotone.attention.cuda.classes.format import COLUMN, ClassFormat, format_of
 from duotone.attention.cuda.classes.layout import ClassRecords
 from duotone.attention.cuda.classes.levels import SortedLevels, States, torch_levels
 from duotone.attention.cuda.classes.params import largest_scales
-from duotone.attention.cuda.classes.slots import Slots, slots_of
 from duotone.attention.cuda.classes.small_levels import stored_levels
 from duotone.attention.cuda.levels import search
 from duotone.attention.cuda.levels.search import find_levels
@@ -36,6 +35,7 @@ from duotone.attention.cuda.packing.inputs import (
 )
 from duotone.attention.cuda.shared.filling import fitted
 from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.shared.slots import Slots, slots_of
 from duotone.attention.cuda.spans.layout import LANES
 from duotone.attention.refused import check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor

@@ -1,6 +1,5 @@
-// Dense K and V of class records (classes/layout.py): a block per tile and kv head. It finds the
-// scale, lowest level and slot of every channel, then a thread writes two channels of a token at a
-// time.
+// Dense K and V of class records (classes/layout.py), as packing/dense.cuh has it. A block finds
+// the scale, lowest level and slot of every channel first.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V, an even number; D: padded to a multiple of 32
@@ -10,24 +9,11 @@
 //   ARGUMENTS_BYTES, TILE_BYTES  sizes of Arguments and of a packed tile on the host
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "packing/device.cuh"
+#include "packing/dense.cuh"
 #include "shared/small_floats.cuh"
 #include "classes/widths.cuh"
 #include "classes/parts.cuh"
 static_assert(TILE_BYTES == STORED_TILE_BYTES, "the host's tile differs");
-
-// Parameters of spans, sorted by class, and where the tokens go.
-struct Side {
-  const void *scale, *zero;    // [batch * kv_heads, spans, ..]: fp16, or rows of 8 bits
-  const unsigned char* order;  // [batch * kv_heads, spans, CHANNELS]
-  char* to;                    // [batch * kv_heads, tokens, CHANNELS]
-};
-struct Arguments {
-  Side key, value;           // K's parameters are null with K_TILES
-  const char* packed_tiles;  // [batch * kv_heads, stored, TILE_BYTES], of which tiles hold tokens
-  const int *token, *span;   // [batch, tiles * 64] and [batch, tiles]; -1: none
-  int kv_heads, tiles, stored, tokens, spans;
-};
-static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 
 // Numbers of the channels of K or of V. slot: -1 without codes.
 template <class C, bool SMALL>
@@ -92,19 +78,10 @@ __device__ __forceinline__ u32 code_at(const u32* words, int token, int slot) {
 }
 
 template <bool VALUE, class C, bool SMALL>
-__device__ __forceinline__ void write_tokens(const Table<C, SMALL>& table, const u32* words,
-                                             const int* token, char* to) {
-  for (int n = threadIdx.x; n < 64 * (CHANNELS / 2); n += THREADS) {
-    const int t = n / (CHANNELS / 2), c = n % (CHANNELS / 2) * 2;
-    if (token[t] < 0) continue;
-    float x[2];
-    for (int i = 0; i < 2; i++) {
-      const int slot = table.slot[c + i];
-      const float code = slot < 0 ? 0.f : (float)code_at<VALUE, C>(words, t, slot);
-      x[i] = __fadd_rn(__fmul_rn(code, table.scale[c + i]), table.zero[c + i]);
-    }
-    *(Pair*)(to + ((long long)token[t] * CHANNELS + c) * ELEMENT_BYTES) = pair_of(x[0], x[1]);
-  }
+__device__ __forceinline__ float number_at(const Table<C, SMALL>& table, const u32* words, int t,
+                                           int c) {
+  const int slot = table.slot[c];
+  return level(slot < 0 ? 0 : code_at<VALUE, C>(words, t, slot), table.scale[c], table.zero[c]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -112,23 +89,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ uint4 codes[ZEROS_AT / 16];
   __shared__ Table<Keys, K_SMALL> keys;
   __shared__ Table<Values, V_SMALL> values;
-  __shared__ int token[64];
-  const int head = blockIdx.x / at.tiles, of_head = blockIdx.x - head * at.tiles;
-  const long long of_sequence = (long long)(head / at.kv_heads) * at.tiles + of_head;
-  const int span = at.span[of_sequence];
-  if (span < 0) return;
-  const char* tile = at.packed_tiles + ((long long)head * at.stored + of_head) * TILE_BYTES;
-  for (int n = threadIdx.x; n < ZEROS_AT / 16; n += THREADS)
-    codes[n] = ((const uint4*)tile)[n];
-  if (threadIdx.x < 64) token[threadIdx.x] = at.token[of_sequence * 64 + threadIdx.x];
-  const long long row = (long long)head * at.spans + span;
-  values.load(at.value, row);
+  const Tile tile(at);
+  if (tile.span < 0) return;
+  const char* packed = at.packed_tiles + tile.stored * TILE_BYTES;
+  copy_words(codes, packed, ZEROS_AT);
+  values.load(at.value, tile.row(at));
   if constexpr (K_TILES)
-    keys.load_from_tile(tile);
+    keys.load_from_tile(packed);
   else
-    keys.load(at.key, row);
+    keys.load(at.key, tile.row(at));
   __syncthreads();
-  const long long first = (long long)head * at.tokens * CHANNELS * ELEMENT_BYTES;
-  write_tokens<false>(keys, (const u32*)codes, token, at.key.to + first);
-  write_tokens<true>(values, (const u32*)(codes + VALUES_AT / 16), token, at.value.to + first);
+  const u32* k_words = (const u32*)codes;
+  const u32* v_words = (const u32*)(codes + VALUES_AT / 16);
+  tile.write(at, at.key.to, [&](int t, int c) { return number_at<false>(keys, k_words, t, c); });
+  tile.write(at, at.value.to, [&](int t, int c) { return number_at<true>(values, v_words, t, c); });
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from duotone.attention.cuda.shared.of_records import OfRecords
-from duotone.attention.cuda.spans import decode, layout, pack
+from duotone.attention.cuda.spans import decode, layout, pack, unpack
 from duotone.attention.cuda.spans.stored import SpanLayout
 from duotone.attention.family import Family, Tokens
 from duotone.attention.refused import RefusedError
@@ -29,4 +29,5 @@ SPANS = Family(
     packs=pack.HONOURS,
     task=decode.span_task,
     layout=SpanLayout(),
+    unpack=unpack.span_unpack,
 )
