@@ -158,9 +158,13 @@ class Kernel:
 
         Returns the launch, which can be made again.
         """
-        launch = PreparedLaunch(self, self._settings(at), arguments)
+        launch = self.prepared(at, arguments)
         launch(stream_handle(torch.cuda.current_device()))
         return launch
+
+    def prepared(self, at: Launch, arguments: ctypes.Structure) -> PreparedLaunch:
+        """A launch with one structure as the only argument, which is yet to be made."""
+        return PreparedLaunch(self, self._settings(at), arguments)
 
     def launch(self, settings: Any, values: int) -> None:
         """Launch with all settings made. values: address of the arguments' addresses."""

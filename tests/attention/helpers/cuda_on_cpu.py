@@ -69,9 +69,15 @@ def missing() -> str | None:
     return None if probe.returncode == 0 else "needs a g++ with _Float16"
 
 
-def compiled(source: str, name: str, macros: dict[str, int], folder: Path) -> Callable:
-    """The launch function of a kernel."""
-    text = runtime.source_text(source)
+def compiled(
+    source: str,
+    name: str,
+    macros: dict[str, int],
+    folder: Path,
+    source_text: Callable[[str], str] = runtime.source_text,
+) -> Callable:
+    """The launch function of a kernel. source_text: of a file with its headers."""
+    text = source_text(source)
     device = runtime.source_text("packing/device.cuh")
     header = Path(__file__).with_suffix(".h").read_text()
     alone = "#define INPUT 0\n" + header + text

@@ -6,7 +6,7 @@ import pytest
 
 from cubins import stack_of
 from duotone.tools.nvrtc import Sources
-from duotone.weights.kernels.cuda import wgmma_gemm
+from duotone.weights.kernels.cuda import unpack_int4, wgmma_gemm
 from duotone.weights.kernels.cuda.wgmma_gated import ACTIVATIONS
 from duotone.weights.kernels.cuda.wgmma_gemm import TYPES, macros_of
 from duotone.weights.kernels.cuda.wgmma_tiles import WgmmaTile
@@ -65,6 +65,11 @@ def test_gates_compile_without_a_stack(tile: WgmmaTile) -> None:
 def test_a_scale_per_row_spills_nothing(tile: WgmmaTile) -> None:
     for out in TYPES.values():
         assert stack_of(compiled(macros_of(tile, out, True))) == 0
+
+
+def test_unpacking_compiles() -> None:
+    for arch in ("sm_80", "sm_90"):
+        assert SOURCES.compiled(unpack_int4.SOURCE, arch, unpack_int4.MACROS)
 
 
 def test_a_gate_has_two_rows() -> None:

@@ -144,12 +144,12 @@ def test_an_impl_that_cannot_do_it_says_so():
 
 def test_what_the_launch_is_told(monkeypatch):
     told = []
-    monkeypatch.setattr(wgmma_gemm, "launch", lambda *given: told.append(given))
+    monkeypatch.setattr(wgmma_gemm, "launch", lambda *given, **kinds: told.append((*given, kinds)))
     monkeypatch.setattr(wgmma_gemm, "_tensor_map", lambda codes, rows: MAPS(codes.data_ptr() % 251))
     case = random_gate(40, 144, 32, bias=torch.float16, activation="gelu_tanh")
     out = torch.empty(40, 144, dtype=torch.bfloat16, device=DEVICE)
     wgmma_gated.gated_wgmma(*case.arguments, out)
-    ((tile, given, macros, x_q),) = told
+    ((tile, given, x_q, kinds),) = told
     gate = case.gate
     assert x_q is case.x_q
     addresses = {
@@ -164,6 +164,7 @@ def test_what_the_launch_is_told(monkeypatch):
     assert (given.outs, given.x0, given.w0, given.factor) == (144, None, None, 1.0)
     # Each tile has as many outs of up as of gate.
     assert given.tiles_o == -(-144 // (tile.outs // 2))
+    macros = wgmma_gemm.macros_of(tile, **kinds)
     assert (macros["GATED"], macros["ROWS"], macros["BIAS"], macros["PER_ROW"]) == (3, 2, 0, 1)
 
 

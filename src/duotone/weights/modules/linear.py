@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from duotone.tools.slow_paths import SlowPaths
-from duotone.weights.kernels.cuda import wgmma_gemm
+from duotone.weights.kernels.cuda import unpack_int4, wgmma_gemm
 from duotone.weights.kernels.devices import has_kernels
 from duotone.weights.kernels.reference import linear_float_reference, linear_int_reference
 from duotone.weights.kernels.scratch import LAUNCHES
@@ -70,17 +70,18 @@ def linear_int(
     Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
     """
     check_product(x_q, row_scale, weight, x0, bias, dtype)
-    check_out(out, (len(x_q), weight.shape[0]), dtype, x_q.device)
+    tokens = x_q.shape[0]
+    check_out(out, (tokens, weight.shape[0]), dtype, x_q.device)
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}")
-    chosen = choose(len(x_q), weight, _has_fast(x_q)) if impl == "auto" else impl
+    chosen = choose(tokens, weight, _has_fast(x_q)) if impl == "auto" else impl
     if impl == "auto" and _on_gpu(x_q):
-        say_slow(chosen, len(x_q), weight)
-    reason = unsupported(chosen, len(x_q), weight, has_kernels(x_q.device))
+        say_slow(chosen, tokens, weight)
+    reason = unsupported(chosen, tokens, weight, has_kernels(x_q.device))
     if reason is not None:
         raise ValueError(f"impl={chosen!r} cannot run this: {reason}")
     given = (row_scale, weight, x0, bias, dtype)
-    if chosen == "reference" or not len(x_q):
+    if chosen == "reference" or not tokens:
         y = linear_int_reference(x_q, *given)
     elif chosen in _WRITES:
         return _RUN[chosen](x_q.contiguous(), *given, out=out)
@@ -236,8 +237,10 @@ def _run_scratch(
 
     able = wgmma_gemm.unsupported(weight) is None and wgmma_gemm.missing(x_q.device) is None
     fill = wgmma_gemm.gemm_wgmma if able else _fill_by_triton
+    has_kept = able and unpack_int4.takes(weight)
+    unpack = unpack_int4.unpacked_times_16 if has_kept else unpacked_times_16
     with LAUNCHES:
-        return _tiled(fill, x_q, row_scale, unpacked_times_16(weight), weight, *rest, **out)
+        return _tiled(fill, x_q, row_scale, unpack(weight), weight, *rest, **out)
 
 
 def _tiled(
@@ -253,7 +256,7 @@ def _tiled(
 ) -> Tensor:
     """Product by tiles of int8 `codes`, maybe the weight's times 16; fill: writes the result."""
     if out is None:
-        out = torch.empty(len(x_q), len(codes), dtype=dtype, device=x_q.device)
+        out = torch.empty(x_q.shape[0], codes.shape[0], dtype=dtype, device=x_q.device)
     fill(x_q, row_scale, codes, weight, x0, bias, out)
     return out
 

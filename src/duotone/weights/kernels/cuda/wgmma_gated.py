@@ -52,13 +52,11 @@ def gated_wgmma(
         "up_bias": gate.up_bias,
     }
     given = wgmma_gemm.arguments_of(tile, x_q, weight.codes, tensors, 1.0, up.codes)
-    macros = wgmma_gemm.macros_of(
-        tile,
-        wgmma_gemm.type_of(out),
-        row_scale.numel() > 1,
-        wgmma_gemm.overlaps(x_q),
-        bias=wgmma_gemm.type_of(gate.gate_bias),
-        gated=ACTIVATIONS[gate.activation],
-    )
-    wgmma_gemm.launch(tile, given, macros, x_q)
+    kinds = {
+        "out": wgmma_gemm.type_of(out),
+        "per_row": row_scale.numel() > 1,
+        "bias": wgmma_gemm.type_of(gate.gate_bias),
+        "gated": ACTIVATIONS[gate.activation],
+    }
+    wgmma_gemm.launch(tile, given, x_q, **kinds)
     return out

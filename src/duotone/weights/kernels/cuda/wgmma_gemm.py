@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from duotone.tools.devices import facts
-from duotone.tools.nvrtc import Launch, Sources, has_compiler
+from duotone.tools.nvrtc import Kernel, Launch, Sources, has_compiler
 from duotone.weights.kernels.cuda.wgmma_tiles import GROUP_OUTS, STEP, WgmmaTile, best_tile
 from duotone.weights.kernels.devices import multiprocessors
 from duotone.weights.modules.packed_weight import PackedWeight
@@ -87,31 +87,35 @@ def gemm_wgmma(
     Errors: ValueError where codes or `out` do not begin at a multiple of 16 bytes.
     """
     check_starts(x_q=x_q, codes=codes, out=out)
-    tile = tile or best_tile(len(x_q), len(codes), x_q.shape[1], multiprocessors(x_q.device))
+    tile = tile or best_tile(x_q.shape[0], *codes.shape, multiprocessors(x_q.device))
     optional = {"x0": x0, "w0": weight.w0, "bias": bias}
     tensors = {"y": out, "row_scale": row_scale, "out_scale": weight.scale, **optional}
     given = arguments_of(tile, x_q, codes, tensors, 1.0 if weight.bits == 8 else 0.0625)
     types = {name: type_of(tensor) for name, tensor in optional.items()}
-    macros = macros_of(tile, TYPES[out.dtype], row_scale.numel() > 1, overlaps(x_q), **types)
-    launch(tile, given, macros, x_q)
+    launch(tile, given, x_q, out=TYPES[out.dtype], per_row=row_scale.numel() > 1, **types)
     return out
 
 
-def launch(tile: WgmmaTile, given: Arguments, macros: dict[str, int], x_q: Tensor) -> None:
-    """Compile, if it is new, and launch where x_q is."""
+def launch(tile: WgmmaTile, given: Arguments, x_q: Tensor, **kinds: int) -> None:
+    """Compile, if it is new, and launch where x_q is. kinds: of `macros_of`, but for `overlap`."""
     at = Launch(
         min(given.tiles, multiprocessors(x_q.device)),
         (tile.groups + 1) * GROUP_THREADS,
         tile.stages * tile.step_bytes,
         overlap=overlaps(x_q),
     )
-    name = SOURCE.removesuffix(".cu")
-    _sources.kernel(SOURCE, name, tuple(macros.items()), x_q.device, FEATURES)(at, given)
+    _kernel(tile, x_q.device, overlap=at.overlap, **kinds)(at, given)
+
+
+@cache
+def _kernel(tile: WgmmaTile, device: torch.device, **kinds: int) -> Kernel:
+    name, macros = SOURCE.removesuffix(".cu"), macros_of(tile, **kinds)
+    return _sources.kernel(SOURCE, name, tuple(macros.items()), device, FEATURES)
 
 
 def overlaps(x_q: Tensor) -> bool:
     """True if a launch for these tokens begins while the previous launch ends."""
-    return len(x_q) <= MAX_OVERLAP_TOKENS
+    return x_q.shape[0] <= MAX_OVERLAP_TOKENS
 
 
 def type_of(tensor: Tensor | None) -> int:
@@ -141,7 +145,8 @@ def arguments_of(
     tokens, ins = x_q.shape
     rows, tiles_t = min(tokens, tile.tokens), -(-tokens // tile.tokens)
     written = tile.outs if up is None else tile.outs // 2
-    tiles_o = -(-len(codes) // written)
+    outs = codes.shape[0]
+    tiles_o = -(-outs // written)
     maps = {} if up is None else {"up": _tensor_map(up, written)}
     return Arguments(
         w=_tensor_map(codes, written),
@@ -149,7 +154,7 @@ def arguments_of(
         **maps,
         **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
         tokens=tokens,
-        outs=len(codes),
+        outs=outs,
         steps=-(-ins // STEP),
         tiles_t=tiles_t,
         tiles_o=tiles_o,
@@ -194,12 +199,11 @@ def macros_of(
 
 
 def _tensor_map(codes: Tensor, box_rows: int) -> ctypes.Array[ctypes.c_ubyte]:
-    encoded = _encoded(codes.data_ptr(), *codes.shape, box_rows)
-    return (ctypes.c_ubyte * MAP_BYTES).from_buffer_copy(encoded)
+    return _encoded(codes.data_ptr(), *codes.shape, box_rows)
 
 
 @lru_cache(maxsize=_MAX_MAPS)
-def _encoded(address: int, rows: int, columns: int, box_rows: int) -> bytes:
+def _encoded(address: int, rows: int, columns: int, box_rows: int) -> ctypes.Array[ctypes.c_ubyte]:
     """TMA's description of int8 [rows, columns] in swizzled boxes of [box_rows, STEP]."""
     from cuda.bindings import driver
 
@@ -219,4 +223,4 @@ def _encoded(address: int, rows: int, columns: int, box_rows: int) -> bytes:
     )
     if int(error) != 0:
         raise RuntimeError(f"cuTensorMapEncodeTiled failed: {error}.")
-    return ctypes.string_at(found.getPtr(), MAP_BYTES)
+    return (ctypes.c_ubyte * MAP_BYTES)(*ctypes.string_at(found.getPtr(), MAP_BYTES))
