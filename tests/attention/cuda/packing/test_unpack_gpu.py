@@ -17,6 +17,7 @@ from duotone.attention.cuda.spans.layout import WIDTHS, Records
 from duotone.attention.cuda.spans.stored import stored
 from duotone.cache import BlockTable, pack_tensor
 from duotone.cache.pair import PackedPair
+from duotone.quant import KVSpec, TensorSpec
 
 from cases import SMALL, device, states
 from pack_cases import dense_states, taken_anywhere
@@ -35,26 +36,25 @@ def test_class_records(case: ClassCase) -> None:
         assert_unpacked(replace(right, records=wrong), of=right)
 
 
+SPAN_SPECS = [
+    *(TensorSpec(bits, group=128) for bits in WIDTHS),
+    *(duotone.scheme("duotone", bits=4).visual.key.replace(bits=bits) for bits in (1, 2, 4)),
+]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", WIDTHS)
-def test_span_records(bits: int, dtype: torch.dtype) -> None:
-    """Those of presets, which the packing kernels write, and of others."""
+@pytest.mark.parametrize("spec", SPAN_SPECS, ids=lambda spec: f"{spec.levels} {spec.bits}")
+def test_span_records(spec: TensorSpec, dtype: torch.dtype) -> None:
+    """As the packing kernels write them."""
     torch.manual_seed(0)
-    preset, plain = duotone.scheme("duotone", bits=4).visual, duotone.TensorSpec(bits, group=128)
     edges = torch.tensor([[0, 1300, 3330], [0, 257, 257]], device=device())
-    shape = (2, 2, 3359, 128)
-    key, value = (dense_states(shape, dtype, 0) for _ in range(2))
-    for spec in (
-        duotone.KVSpec(*(x.replace(bits=bits) for x in (preset.key, preset.value))),
-        duotone.KVSpec(plain, plain),
-    ):
-        pair = stored(key, value, spec, taken_anywhere(edges, shape[2]))
-        right = segment_of(pair)
-        assert isinstance(right.records, Records)
-        assert_unpacked(right)
-        wrong = replace(right.records, data=right.records.data ^ 1)
-        with pytest.raises(AssertionError):
-            assert_unpacked(replace(right, records=wrong), of=right)
+    key, value = (dense_states((2, 2, 3359, 128), dtype, 0) for _ in range(2))
+    right = segment_of(stored(key, value, KVSpec(spec, spec), taken_anywhere(edges, 3359)))
+    assert isinstance(right.records, Records)
+    assert_unpacked(right)
+    wrong = replace(right.records, data=right.records.data ^ 1)
+    with pytest.raises(AssertionError):
+        assert_unpacked(replace(right, records=wrong), of=right)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -77,7 +77,7 @@ def test_short_spans(edges, head_dim: int, dtype: torch.dtype) -> None:
     offsets = torch.tensor(edges, device=device())
     shape = (len(edges), 2, int(offsets.max()) + 29, head_dim)
     key, value = (dense_states(shape, dtype, 0) for _ in range(2))
-    policies = (duotone.scheme("duotone", bits=1).background, duotone.KVSpec(*SMALL))
+    policies = (duotone.scheme("duotone", bits=1).background, KVSpec(*SMALL))
     for spec in policies:
         pair = short_pack(key, value, spec, taken_anywhere(offsets, shape[2]))
         assert_unpacked(segment_of(pair))
