@@ -12,6 +12,7 @@ from duotone.attention.cuda.dense import window_append
 from duotone.attention.cuda.groups import append as group_append
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.groups import step_numbers, tail
+from duotone.attention.cuda.groups import unpack as group_unpack
 from duotone.attention.cuda.groups.format import APART_TILES, GroupFormat, Operand
 from duotone.attention.cuda.rotate import merge as merge_rotated
 from duotone.attention.cuda.rotate import queries as rotate_queries
@@ -132,6 +133,14 @@ def test_span_calibrated_compiles_and_takes_what_is_planned(
     if arch == "sm_90":
         planned = span_calibrated.static_bytes(form, group, warps)
         assert shared_of(binary, "span_calibrated") == planned + span_calibrated.RESERVED_BYTES
+
+
+@needs_nvrtc
+@ARCHES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("form", [form for form, _ in (*GROUPS, *APART)], ids=str)
+def test_group_unpack_compiles(form, dtype, arch) -> None:
+    binary_of(group_unpack.SOURCE, arch, group_unpack.macros_of(form, dtype))
 
 
 @needs_nvrtc

@@ -61,21 +61,50 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="contiguous"):
             unpack.group_unpack(form, *given)
-    with pytest.raises(RefusedError, match="along tokens"):
-        unpack.check(replace(form, value=replace(form.value, along_k=True)), torch.float16)
+    with pytest.raises(RefusedError, match="multiple of 8"):
+        unpack.check(replace(form, head_dim=60), torch.float16)
     with pytest.raises(RefusedError, match="float64"):
         unpack.check(form, torch.float64)
 
 
-@needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", ["kivi", "kivi4", "wide-groups"])
-def test_streams_are_as_torch_has_them(name, dtype, monkeypatch, folder) -> None:
+def stream(name: str, head_dim: int, dtype: torch.dtype) -> PackedPair:
     """Sequences of whole tiles, without any, and with a tile that is not full."""
-    run_on_cpu(unpack, monkeypatch, folder)
-    as_on_a_gpu(monkeypatch)
     torch.manual_seed(0)
     table = BlockTable(torch.tensor([[0, n] for n in (150, 0, 96)]))
-    x = states(3, 2, 150, 64).to(dtype)
-    pair = PackedPair(*(pack_tensor(x, spec, table) for spec in CASES[name]))
-    assert_unpacked(segment_of(pair.laid_out(GroupLayout())), of=segment_of(pair))
+    x = states(3, 2, 150, head_dim).to(dtype)
+    return PackedPair(*(pack_tensor(x, spec, table) for spec in CASES[name]))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, torch.float16), (128, torch.bfloat16), (64, torch.float32)]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_streams_are_as_torch_has_them(name, head_dim, dtype, monkeypatch, folder) -> None:
+    run_on_cpu(unpack, monkeypatch, folder)
+    as_on_a_gpu(monkeypatch)
+    pair = stream(name, head_dim, dtype)
+    laid, own = segment_of(pair.laid_out(GroupLayout())), segment_of(pair)
+    assert_unpacked(laid, of=own)
+    wrong = replace(laid.records, data=laid.records.data ^ 1)
+    with pytest.raises(AssertionError):
+        assert_unpacked(replace(laid, records=wrong), of=own)
+
+
+@needs_compiler
+@pytest.mark.parametrize("lends", [("key",), ("value",), ("key", "value")], ids=str)
+@pytest.mark.parametrize("name", ["kivi", "kivi1", "inner", "k-kivi-v-inner"])
+def test_codes_that_layers_share(name, lends, monkeypatch, folder) -> None:
+    """A layer that reads another's codes has scales of its own; the other may have more tokens."""
+    run_on_cpu(unpack, monkeypatch, folder)
+    as_on_a_gpu(monkeypatch)
+    pair = stream(name, 64, torch.bfloat16)
+    lender = pair.laid_out(GroupLayout(lends=frozenset(lends)))
+    assert_unpacked(segment_of(lender), of=segment_of(pair))
+    own = PackedPair(*(replace(x, scale=3 * x.scale) for x in (pair.key, pair.value)))
+    reader = own.without_codes(lends).laid_out(GroupLayout(borrows=frozenset(lends)))
+    records = reader.records
+    assert records is not None
+    for which in lends:
+        records = records.with_codes(which, lender.records.widened(512))
+    assert_unpacked(segment_of(replace(reader, records=records)), of=segment_of(own))

@@ -58,15 +58,17 @@ def test_span_records(spec: TensorSpec, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["kivi", "kivi4", "wide-groups"])
+@pytest.mark.parametrize("name", CASES)
 def test_group_records(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     table = BlockTable(torch.tensor([[0, n] for n in (3330, 0, 96)], device=device()))
     x = states(3, 2, 3330, 128).to(device(), dtype)
     pair = PackedPair(*(pack_tensor(x, spec, table) for spec in CASES[name]))
-    laid = pair.laid_out(GroupLayout())
-    assert laid.records is not None
-    assert_unpacked(segment_of(laid), of=segment_of(pair))
+    for lends in ((), ("key",)):
+        laid = pair.laid_out(GroupLayout(frozenset(lends)))
+        if laid.records is not None:
+            assert_unpacked(segment_of(laid), of=segment_of(pair))
+    assert pair.laid_out(GroupLayout()).records is not None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,5 +1,5 @@
-// Dense K and V of class records (classes/layout.py), as packing/dense.cuh has it. A block finds
-// the scale, lowest level and slot of every channel first.
+// Dense K and V of packed tiles of classes (classes/layout.py), as packing/dense.cuh has it. A
+// block finds the scale, lowest level and slot of every channel first.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V, an even number; D: padded to a multiple of 32

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from duotone.attention.cuda.groups.format import GroupFormat, Operand
+from duotone.attention.cuda.groups.format import GroupFormat
 from duotone.attention.cuda.groups.records import GroupRecords
 from duotone.attention.cuda.groups.tail import Tail
 from duotone.attention.cuda.groups.tiles import Tiles
@@ -160,15 +160,6 @@ def _codes(records: GroupRecords, tiles: Tiles | None, name: str, nbytes: int) -
 
 def macros_of(form: GroupFormat, group: int) -> dict[str, int]:
     """Macros of groups/decode.cu in addition to those of all kernels."""
-    operands = _operand("K", form.key) | _operand("V", form.value)
-    return {"TILES": form.tiles, "SLOT_BYTES": slot_of(form, group), **operands}
-
-
-def _operand(name: str, form: Operand) -> dict[str, int]:
-    return {
-        f"{name}B": form.bits,
-        f"{name}_ALONG_K": int(form.along_k),
-        f"{name}_GROUP": form.group,
-        f"{name}_SIGNS": int(form.signs),
-        f"{name}_SEPARATE": int(form.apart),
-    }
+    operands = form.key.macros("K") | form.value.macros("V")
+    signs = {"K_SIGNS": int(form.key.signs), "V_SIGNS": int(form.value.signs)}
+    return {"TILES": form.tiles, "SLOT_BYTES": slot_of(form, group), **operands, **signs}

@@ -36,6 +36,15 @@ class Operand:
         """Scales of a matrix of rows by k."""
         return rows * -(-k // self.group) if self.along_k else -(-rows // self.group) * k
 
+    def macros(self, name: str) -> dict[str, int]:
+        """Macros of sources, but for what they say of signs. name: K or V."""
+        return {
+            f"{name}B": self.bits,
+            f"{name}_ALONG_K": int(self.along_k),
+            f"{name}_GROUP": self.group,
+            f"{name}_SEPARATE": int(self.apart),
+        }
+
 
 @dataclass(frozen=True)
 class GroupFormat(Tiled):

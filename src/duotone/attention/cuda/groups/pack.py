@@ -219,13 +219,8 @@ def sharers(form: GroupFormat, specs: KVSpec) -> int:
 
 def _operand(name: str, form: Operand, spec: TensorSpec, decoding: bool) -> dict[str, int]:
     all_signs = decoding and spec.hybrid_at == "prefill"
-    return {
-        f"{name}B": form.bits,
-        f"{name}_ALONG_K": int(form.along_k),
-        f"{name}_GROUP": form.group,
-        f"{name}_SEPARATE": int(form.apart),
-        f"{name}_MAPPING": SYMMETRIC_HYBRID if all_signs else MAPPINGS[spec.mapping],
-    }
+    mapping = SYMMETRIC_HYBRID if all_signs else MAPPINGS[spec.mapping]
+    return form.macros(name) | {f"{name}_MAPPING": mapping}
 
 
 def _arguments(key: Tensor, value: Tensor, index: Tensor, data: Tensor, specs: KVSpec) -> Arguments:

@@ -20,7 +20,19 @@ from duotone.cache.segments import PackedSegment
 
 SOURCE = "groups/unpack.cu"
 THREADS = 256
-BITS = (2, 4)
+# Channels of a token that a thread writes.
+CHANNELS = 8
+
+
+class Separate(ctypes.Structure):
+    """`Separate` of groups/unpack.cu."""
+
+    _fields_ = (("codes", ctypes.c_void_p), ("head_bytes", ctypes.c_longlong))
+
+    @classmethod
+    def of(cls, codes: Tensor | None) -> Separate:
+        """Codes [batch, kv_heads, tiles, bytes]; None: they are in the records."""
+        return cls() if codes is None else cls(codes.data_ptr(), codes.shape[2:].numel())
 
 
 class Arguments(ctypes.Structure):
@@ -30,20 +42,19 @@ class Arguments(ctypes.Structure):
         ("pool", ctypes.c_void_p),
         ("pages", ctypes.c_void_p),
         ("to", ctypes.c_void_p * 2),
+        ("key", Separate),
+        ("value", Separate),
         ("kv_heads", ctypes.c_int),
+        ("head_pages", ctypes.c_int),
     )
 
 
 def check(form: GroupFormat, dtype: torch.dtype) -> None:
     """Raise `RefusedError` for records, or a type of K and V, that the kernel does not know."""
-    if dtype not in INPUTS:
-        raise RefusedError(f"group records are dequantized into one of {[*INPUTS]}; got {dtype}")
-    both = (form.key, form.value)
-    plain = not any(x.along_k or x.signs or x.apart or x.bits not in BITS for x in both)
-    if not plain or form.head_dim % 32 or form.head_dim != form.channels:
+    if dtype not in INPUTS or form.head_dim % CHANNELS:
         raise RefusedError(
-            "group records are dequantized where K has groups along tokens and V along channels, "
-            f"with {list(BITS)} bits and head_dim a multiple of 32; got {form}"
+            f"group records are dequantized into one of {[*INPUTS]}, with head_dim a multiple of "
+            f"{CHANNELS}; got {dtype} and {form.head_dim}"
         )
 
 
@@ -55,12 +66,15 @@ def stream_unpack(segment: PackedSegment, dtype: torch.dtype) -> tuple[Tensor, T
     """
     form, data, tokens = segment.records.format, segment.records.data, segment.tokens
     check(form, dtype)
+    codes = segment.records.codes
+    if not all(x is None or x.is_contiguous() for x in (data, *codes)):
+        raise RefusedError("group records and codes that layers share must be contiguous")
     # A record of a head is a page.
     pool = data.flatten(0, 2).unsqueeze(1)
     numbers = torch.arange(len(pool), dtype=torch.int32, device=data.device)
     shape = (2, *data.shape[:2], data.shape[2] * form.tokens, form.head_dim)
     dense = data.new_empty(shape, dtype=dtype)
-    group_unpack(form, pool, numbers, *dense.view(2, -1, 1, form.head_dim))
+    _launch(form, pool, numbers, *dense.view(2, -1, 1, form.head_dim), codes, data.shape[2])
     return dense[0, :, :, :tokens], dense[1, :, :, :tokens]
 
 
@@ -90,16 +104,31 @@ def group_unpack(
             f"the pool must hold contiguous pages of {form.own_nbytes} bytes; got "
             f"{tuple(pool.shape)}."
         )
+    _launch(form, pool, pages, key, value)
+
+
+def _launch(
+    form: GroupFormat,
+    pool: Tensor,
+    pages: Tensor,
+    key: Tensor,
+    value: Tensor,
+    codes: tuple[Tensor | None, Tensor | None] = (None, None),
+    head_pages: int = 1,
+) -> None:
+    """codes: of K and of V that are not in pages, which then are a head's, `head_pages` each."""
     if not len(pages):
         return
     given = Arguments(
-        pool=pool.data_ptr(),
-        pages=pages.data_ptr(),
-        to=(ctypes.c_void_p * 2)(key.data_ptr(), value.data_ptr()),
-        kv_heads=pool.shape[1],
+        pool.data_ptr(),
+        pages.data_ptr(),
+        (ctypes.c_void_p * 2)(key.data_ptr(), value.data_ptr()),
+        *map(Separate.of, codes),
+        pool.shape[1],
+        head_pages,
     )
     macros = macros_of(form, key.dtype)
-    launch = Launch(len(pages) * pool.shape[1], THREADS, form.own_nbytes)
+    launch = Launch(len(pages) * pool.shape[1], THREADS, form.nbytes)
     with torch.cuda.device(pool.device):
         kernel(SOURCE, "group_unpack", tuple(macros.items()), pool.device)(launch, given)
 
@@ -108,9 +137,10 @@ def macros_of(form: GroupFormat, dtype: torch.dtype) -> dict[str, int]:
     """Macros of groups/unpack.cu."""
     return {
         "CHANNELS": form.head_dim,
-        "KB": form.key.bits,
-        "VB": form.value.bits,
-        "V_GROUP": form.value.group,
+        **form.key.macros("K"),
+        **form.value.macros("V"),
+        "K_MAPPING": int(form.key.signs),
+        "V_MAPPING": int(form.value.signs),
         "INPUT": INPUTS[dtype],
         "TILES": form.tokens // TILE,
         "THREADS": THREADS,

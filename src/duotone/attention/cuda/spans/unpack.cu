@@ -1,12 +1,12 @@
-// Dense K and V of span records (spans/layout.py), as packing/dense.cuh has it. A block finds the
-// scale and lowest level of every channel first.
+// Dense K and V of packed tiles of spans (spans/layout.py), as packing/dense.cuh has it. A block
+// finds the scale and lowest level of every channel first.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V, an even number; D: padded to a multiple of 32
 //   KB, VB, TILES, SMALL_PARAMETERS  as in spans/decode.cu
 //   INPUT     type of dense K and V, 0: fp16, 1: bf16, 2: fp32
 //   THREADS   of a block
-//   ARGUMENTS_BYTES, RECORD_BYTES  sizes of Arguments and of a record on the host
+//   ARGUMENTS_BYTES, PACKED_TILE_BYTES  sizes of Arguments and of a packed tile on the host
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "packing/device.cuh"
 #include "packing/dense.cuh"
@@ -66,13 +66,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ Levels<KB> keys;
   __shared__ Levels<VB> values;
   constexpr int K_BYTES = Codes<KB>::BYTES, V_BYTES = Codes<VB>::BYTES;
-  static_assert(TILES * (K_BYTES + V_BYTES) == RECORD_BYTES, "the host's record differs");
+  static_assert(TILES * (K_BYTES + V_BYTES) == PACKED_TILE_BYTES, "the host's tile differs");
   const Tile tile(at);
   if (tile.span < 0) return;
-  const char* record = at.packed_tiles + tile.stored / TILES * RECORD_BYTES;
+  const char* packed = at.packed_tiles + tile.stored / TILES * PACKED_TILE_BYTES;
   const int number = tile.stored % TILES;
-  copy_words(key_codes.fours, record + number * K_BYTES, K_BYTES);
-  copy_words(value_codes.fours, record + TILES * K_BYTES + number * V_BYTES, V_BYTES);
+  copy_words(key_codes.fours, packed + number * K_BYTES, K_BYTES);
+  copy_words(value_codes.fours, packed + TILES * K_BYTES + number * V_BYTES, V_BYTES);
   keys.load(at.key, tile.row(at)), values.load(at.value, tile.row(at));
   __syncthreads();
   tile.write(at, at.key.to, [&](int t, int c) {

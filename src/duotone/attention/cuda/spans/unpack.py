@@ -40,6 +40,6 @@ def macros_of(form: RecordFormat, dtype: torch.dtype) -> dict[str, int]:
         "VB": form.value_bits,
         "TILES": form.tiles,
         "SMALL_PARAMETERS": int(form.small),
-        "RECORD_BYTES": form.nbytes,
+        "PACKED_TILE_BYTES": form.nbytes,
     }
     return dense.macros_of(form.head_dim, dtype) | own
