@@ -10,6 +10,7 @@ from unpacked import as_on_a_gpu, assert_unpacked, segment_of
 from duotone.attention.cuda.groups import unpack
 from duotone.attention.cuda.groups.records import GroupLayout
 from duotone.attention.refused import RefusedError
+from duotone.attention.unpack import by_kernel
 from duotone.cache import BlockTable, pack_tensor
 from duotone.cache.pair import PackedPair
 from duotone.serve.pages import PageLayout, read_pages, write_pages
@@ -105,6 +106,7 @@ def test_codes_that_layers_share(name, lends, monkeypatch, folder) -> None:
     reader = own.without_codes(lends).laid_out(GroupLayout(borrows=frozenset(lends)))
     records = reader.records
     assert records is not None
+    assert by_kernel(segment_of(reader)) is None  # its codes are missing
     for which in lends:
         records = records.with_codes(which, lender.records.widened(512))
     assert_unpacked(segment_of(replace(reader, records=records)), of=segment_of(own))

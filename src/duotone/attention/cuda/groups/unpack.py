@@ -62,13 +62,14 @@ def stream_unpack(segment: PackedSegment, dtype: torch.dtype) -> tuple[Tensor, T
     """K and V of a stream in group records, [batch, kv_heads, tokens, head_dim] each.
 
     They are in their basis. Tokens past a sequence's end hold anything.
-    Errors: `RefusedError` as `check`.
+    Errors: `RefusedError` as `check`, and for records without codes that another layer keeps.
     """
     form, data, tokens = segment.records.format, segment.records.data, segment.tokens
     check(form, dtype)
     codes = segment.records.codes
-    if not all(x is None or x.is_contiguous() for x in (data, *codes)):
-        raise RefusedError("group records and codes that layers share must be contiguous")
+    needed = [data, *(x for x, at in zip(codes, (form.key, form.value), strict=True) if at.apart)]
+    if not all(x is not None and x.is_contiguous() for x in needed):
+        raise RefusedError("group records need contiguous tensors, with the codes that are shared")
     # A record of a head is a page.
     pool = data.flatten(0, 2).unsqueeze(1)
     numbers = torch.arange(len(pool), dtype=torch.int32, device=data.device)
