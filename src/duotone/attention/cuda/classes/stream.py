@@ -22,10 +22,9 @@ from torch import Tensor
 from duotone.attention.cuda.classes.format import ClassFormat, format_of
 from duotone.attention.cuda.classes.layout import ClassRecords, class_layout
 from duotone.attention.cuda.classes.pack import check, class_pack
-from duotone.attention.cuda.dense.window_append import appends, window_move
+from duotone.attention.cuda.dense.window_append import close_gap
 from duotone.attention.cuda.groups.tiles import put
 from duotone.attention.cuda.shared.filling import has_records
-from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.cuda.shared.slots import TILE
 from duotone.attention.cuda.short.pack import short_pack
 from duotone.attention.refused import reason_against
@@ -35,7 +34,6 @@ from duotone.cache.ledger import Piece
 from duotone.cache.packing import pack_groups
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Lengths, Move
-from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
 
@@ -112,15 +110,7 @@ class ClassStream(ClassRecords):
         end = where + full.long() * TILE
         self.tokens.copy_(torch.minimum(edges, end[:, None]))
 
-    def close_gap(
-        self, states: tuple[Tensor, Tensor], source: Tensor, target: Tensor, full: Tensor
-    ) -> None:
-        """Move dense tokens to the slots that a group has left."""
-        if has_kernels(self.data.device) and appends(states, states):
-            window_move(states, source, target, full)
-            return
-        for x in states:
-            move_tokens(x, source, target, full)
+    close_gap = staticmethod(close_gap)
 
 
 class ClassLayout:

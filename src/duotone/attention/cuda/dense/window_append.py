@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.shared.launch import OVERLAP
-from duotone.attention.cuda.shared.runtime import Launch, entry, kernel
+from duotone.attention.cuda.shared.runtime import Launch, entry, has_kernels, kernel
+from duotone.cache.static import move_tokens
 
 SOURCE, MOVE_SOURCE = "dense/window_append.cu", "dense/window_move.cu"
 THREADS, VECTOR_BYTES = 256, 16
@@ -54,6 +55,18 @@ def appends(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor]) -> bool:
     numbers += [s * x.element_size() for x in (*new, *windows) for s in x.stride()[:2]]
     numbers.append(width * first.element_size())
     return alike and adjacent and rows and not any(n % VECTOR_BYTES for n in numbers)
+
+
+def close_gap(states: tuple[Tensor, Tensor], source: Tensor, target: Tensor, full: Tensor) -> None:
+    """Move dense tokens to the slots that a group has left, by the kernel where it can.
+
+    Arguments are those of `window_move`, and of `cache.static.move_tokens` for each of `states`.
+    """
+    if has_kernels(full.device) and appends(states, states):
+        window_move(states, source, target, full)
+        return
+    for x in states:
+        move_tokens(x, source, target, full)
 
 
 def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at: Tensor) -> None:

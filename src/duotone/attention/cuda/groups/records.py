@@ -10,7 +10,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.dense.window_append import appends, window_move
+from duotone.attention.cuda.dense.window_append import close_gap
 from duotone.attention.cuda.groups.canonical import taken_apart
 from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat, format_of
 from duotone.attention.cuda.groups.layout import apart_codes, scales_fit, to_group_records
@@ -24,7 +24,6 @@ from duotone.attention.cuda.groups.tiles import (
     put,
     widened,
 )
-from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.key_norm import divided
@@ -32,7 +31,6 @@ from duotone.cache.ledger import Piece
 from duotone.cache.packing import pack_groups
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Lengths, Move
-from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
 
@@ -167,15 +165,7 @@ class GroupRecords:
             if kept is not None:
                 put(kept, tiles[:, :, :count], where // TILE, full)
 
-    def close_gap(
-        self, states: tuple[Tensor, Tensor], source: Tensor, target: Tensor, full: Tensor
-    ) -> None:
-        """Move dense tokens to the slots that a group has left."""
-        if has_kernels(self.data.device) and appends(states, states):
-            window_move(states, source, target, full)
-            return
-        for x in states:
-            move_tokens(x, source, target, full)
+    close_gap = staticmethod(close_gap)
 
     def _packed(self, key: Tensor, value: Tensor, spec: KVSpec) -> Iterator[PackedTensor]:
         """Groups in canonical order, without the codes that another layer keeps."""
