@@ -1,7 +1,7 @@
 """int4 -> int8 into memory that every layer uses again: before warpgroup products.
 
-`triton.scratch.unpacked_times_16` writes the same codes. Here launches are kept, which takes the
-host 5 us a weight, not 30; a prompt has hundreds of weights.
+`triton.scratch.unpacked_times_16` writes the same codes. Here launches are kept: a prompt has
+hundreds of weights, and its time may be the host's.
 """
 
 from __future__ import annotations
