@@ -29,20 +29,26 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 static_assert(TILES * STORED_TILE_BYTES == PAGE_BYTES, "the host's page differs");
 #define UNITS (CHANNELS / 8)
 
-// Codes of a tile, as lanes of a decoding warp hold them: of a matrix of rows by K numbers.
+// Codes of eight rows by eight k of a tile, as lanes of a decoding warp hold them: of a matrix of
+// rows by K numbers.
 template <int K, int BITS, bool SIGNS>
 struct Codes {
   static constexpr int WORDS = D * BITS / 32, PER_HALF = 16 / BITS;
   static constexpr int UNIT = WORDS % 4 == 0 ? 4 : WORDS % 2 ? 1 : 2;
   const u32* words;
+  int bit;
 
-  // Codes of a row at k, which is even, and k + 1: at bits 0 and 16.
-  __device__ __forceinline__ u32 sides(int row, int k) const {
+  // With this row and this k among them.
+  __device__ __forceinline__ Codes(const u32* tile, int row, int k) {
     const int run = row / 16 * (K / 32) + k / 32, i = row % 16 / 8, q = k % 32 / 8;
-    const int number = 8 * run + 4 * i + q, lane = row % 8 * 4 + k % 8 / 2;
+    const int number = 8 * run + 4 * i + q;
     const int word = BITS == 1 ? run / 2 : number / PER_HALF;
-    const int bit = BITS == 1 ? 8 * i + 2 * q + run % 2 : BITS * (number % PER_HALF);
-    u32 x = words[(word / UNIT * 32 + lane) * UNIT + word % UNIT];
+    words = tile + word / UNIT * 32 * UNIT + word % UNIT;
+    bit = BITS == 1 ? 8 * i + 2 * q + run % 2 : BITS * (number % PER_HALF);
+  }
+  // Codes of row g at k 2 t and 2 t + 1: at bits 0 and 16.
+  __device__ __forceinline__ u32 sides(int g, int t) const {
+    u32 x = words[(g * 4 + t) * UNIT];
     if (SIGNS) x = x >> 1 | x << 31;
     return x >> bit & (((1 << BITS) - 1) * 0x10001u);
   }
@@ -62,11 +68,11 @@ __device__ __forceinline__ float scale_of(u16 step, bool upper) {
 struct KeyRows {
   static __device__ __forceinline__ void unpack(Pair* y, const u32* words, const char* numbers,
                                                 int token, int c) {
-    const Codes<D, KB, false> codes = {words};
+    const Codes<D, KB, false> codes(words, token, c);
     const bool upper = c % 16 / 8;
     const u16* params = (const u16*)numbers + c / 16 * 32 + upper * 2;
     for (int t = 0; t < 4; t++, params += 8) {
-      const u32 both = codes.sides(token, c + 2 * t);
+      const u32 both = codes.sides(token % 8, t);
       y[t] = pair_of(
           level(both & 0xFFFF, scale_of<KB>(params[0], upper), half_to_float(params[4])),
           level(both >> 16, scale_of<KB>(params[1], upper), half_to_float(params[5])));
@@ -77,15 +83,15 @@ struct KeyRows {
 struct ValueRows {
   static __device__ __forceinline__ void unpack(Pair* y, const u32* words, const char* numbers,
                                                 int token, int c) {
-    const Codes<TILE, VB, false> codes = {words};
+    const Codes<TILE, VB, false> codes(words, c, token);
     const bool upper = token % 16 / 8;
     const int t = token % 8 / 2, side = token % 2;
     const u16* params = (const u16*)numbers + ((c / V_GROUP * 2 + token / 16) * 4 + t) * 8 +
                         upper * 2 + side;
     const float scale = scale_of<VB>(params[0], upper), zero = half_to_float(params[4]);
     for (int j = 0; j < 4; j++) {
-      const u32 first = codes.sides(c + 2 * j, token - side) >> 16 * side & 0xFFFF;
-      const u32 second = codes.sides(c + 2 * j + 1, token - side) >> 16 * side & 0xFFFF;
+      const u32 first = codes.sides(2 * j, t) >> 16 * side & 0xFFFF;
+      const u32 second = codes.sides(2 * j + 1, t) >> 16 * side & 0xFFFF;
       y[j] = pair_of(level(first, scale, zero), level(second, scale, zero));
     }
   }
@@ -123,10 +129,10 @@ struct Run {
 struct KeyRuns {
   static __device__ __forceinline__ void unpack(Pair* y, const u32* words, const char* numbers,
                                                 int token, int c) {
-    const Codes<D, KB, K_MAPPING> codes = {words};
+    const Codes<D, KB, K_MAPPING> codes(words, token, c);
     const Run<KB, K_MAPPING> run(numbers, token / 16 * (D / K_GROUP) + c / K_GROUP, token);
     for (int t = 0; t < 4; t++) {
-      const u32 both = codes.sides(token, c + 2 * t);
+      const u32 both = codes.sides(token % 8, t);
       y[t] = pair_of(run.at(both & 0xFFFF, c + 2 * t), run.at(both >> 16, c + 2 * t + 1));
     }
   }
@@ -134,12 +140,12 @@ struct KeyRuns {
 struct ValueRuns {
   static __device__ __forceinline__ void unpack(Pair* y, const u32* words, const char* numbers,
                                                 int token, int c) {
-    const Codes<TILE, VB, V_MAPPING> codes = {words};
+    const Codes<TILE, VB, V_MAPPING> codes(words, c, token);
     const int side = token % 2;
     float x[8];
     for (int j = 0; j < 8; j++) {
       const Run<VB, V_MAPPING> run(numbers, c / 16, c + j);
-      x[j] = run.at(codes.sides(c + j, token - side) >> 16 * side & 0xFFFF, token);
+      x[j] = run.at(codes.sides(j, token % 8 / 2) >> 16 * side & 0xFFFF, token);
     }
     for (int j = 0; j < 4; j++) y[j] = pair_of(x[2 * j], x[2 * j + 1]);
   }
