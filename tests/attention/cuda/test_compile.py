@@ -140,7 +140,8 @@ def test_span_calibrated_compiles_and_takes_what_is_planned(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("form", [form for form, _ in (*GROUPS, *APART)], ids=str)
 def test_group_unpack_compiles(form, dtype, arch) -> None:
-    binary_of(group_unpack.SOURCE, arch, group_unpack.macros_of(form, dtype))
+    binary = binary_of(group_unpack.SOURCE, arch, group_unpack.macros_of(form, dtype))
+    assert stack_of(binary) == 0
 
 
 @needs_nvrtc

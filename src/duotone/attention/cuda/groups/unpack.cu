@@ -29,8 +29,7 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 static_assert(TILES * STORED_TILE_BYTES == PAGE_BYTES, "the host's page differs");
 #define UNITS (CHANNELS / 8)
 
-// Codes of eight rows by eight k of a tile, as lanes of a decoding warp hold them: of a matrix of
-// rows by K numbers.
+// Codes of eight rows by eight k, as lanes of a decoding warp hold them. A row has K numbers.
 template <int K, int BITS, bool SIGNS>
 struct Codes {
   static constexpr int WORDS = D * BITS / 32, PER_HALF = 16 / BITS;
@@ -97,12 +96,12 @@ struct ValueRows {
   }
 };
 
-// Numbers of a group along k of one row. low: words of the lowest bits, with signs.
+// Numbers of a group along k of one row. low, high: words of the lowest bits, with signs.
 template <int BITS, bool SIGNS>
 struct Run {
   float scale, zero;
   bool has_signs;
-  u32 low[2];
+  u32 low, high;
   int i;
 
   // n: row tile * groups of k + group.
@@ -113,13 +112,13 @@ struct Run {
     has_signs = SIGNS && stored >> 15;
     scale = half_to_float(stored) * (has_signs ? -0.5f : 1.f);
     zero = has_signs ? 0.f : half_to_float(own[2] >> 16 * i);
-    if (SIGNS) low[0] = own[2], low[1] = ((const u32*)(pair + 128 + row % 8 * 8))[n % 2];
+    if (SIGNS) low = own[2], high = ((const u32*)(pair + 128 + row % 8 * 8))[n % 2];
   }
   __device__ __forceinline__ float at(u32 code, int k) const {
     const int q = k % 32 / 8, t = k % 8 / 2, place = BITS == 4 ? q % 2 * 4 + q / 2 * 2 : 2 * q;
     float number = code;
     if (SIGNS && has_signs) {
-      const u32 lowest = low[t / 2] >> (16 * i + k % 2 * 8 + place + t % 2) & 1;
+      const u32 lowest = (t < 2 ? low : high) >> (16 * i + k % 2 * 8 + place + t % 2) & 1;
       number = (1 << BITS) - (int)(2 * code + lowest);
     }
     return level(number, scale, zero);
