@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from duotone.attention.cuda.packing.inputs import INPUTS
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.shared.slots import slots_of
+from duotone.attention.cuda.shared.tiles import Tiled
 from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable
 
@@ -50,7 +50,7 @@ def check(name: str, head_dim: int, dtype: torch.dtype) -> None:
 def unpack_tiles(
     source: str,
     entry: str,
-    form: Any,
+    form: Tiled,
     data: Tensor,
     parameters: tuple[Parameters, Parameters],
     spans: BlockTable,
