@@ -14,8 +14,13 @@ from duotone.cache.segments import PackedSegment
 from duotone.quant import TensorSpec
 
 from cases import SMALL
-from cuda_on_cpu import run_on_cpu
+from cuda_on_cpu import missing, run_on_cpu
 
+needs_compiler = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+# Every type of K and V, with heads of other sizes.
+EACH_TYPE = pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, torch.float16), (80, torch.bfloat16), (128, torch.float32)]
+)
 Specs = tuple[TensorSpec, TensorSpec]
 PRESET = duotone.scheme("duotone", bits=1).visual
 # Specs of K and V that any kernel of spans reads.

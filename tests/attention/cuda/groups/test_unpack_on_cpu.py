@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from group_specs import CASES
-from unpacked import as_on_a_gpu, assert_unpacked, segment_of
+from unpacked import as_on_a_gpu, assert_unpacked, needs_compiler, segment_of
 
 from duotone.attention.cuda.groups import unpack
 from duotone.attention.cuda.groups.records import GroupLayout
@@ -16,7 +16,7 @@ from duotone.cache.pair import PackedPair
 from duotone.serve.pages import PageLayout, read_pages, write_pages
 
 from cases import states
-from cuda_on_cpu import missing, run_on_cpu
+from cuda_on_cpu import run_on_cpu
 
 HEADS, PAGES = 2, [3, 0, 4, 3]
 LAYOUTS = [
@@ -26,7 +26,6 @@ LAYOUTS = [
     PageLayout(4, 256, torch.bfloat16),
     PageLayout(2, 96, torch.bfloat16),
 ]
-needs_compiler = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
 def filled(layout: PageLayout, largest: float = 1.0) -> torch.Tensor:

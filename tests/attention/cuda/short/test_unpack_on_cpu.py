@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 import unpacked
-from unpacked import assert_unpacked, kernels_on_cpu, packed, segment_of
+from unpacked import (
+    EACH_TYPE,
+    assert_unpacked,
+    kernels_on_cpu,
+    needs_compiler,
+    packed,
+    segment_of,
+)
 
 from duotone.attention.cuda.short import unpack
 from duotone.attention.refused import RefusedError
@@ -14,9 +21,7 @@ from duotone.cache.segments import PackedSegment
 from duotone.quant import TensorSpec
 
 from cases import CALIBRATED, UNITS
-from cuda_on_cpu import missing
 
-needs_compiler = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 SPECS = unpacked.SPECS | {
     "odd classes": CALIBRATED,
     "fp16": UNITS,
@@ -37,9 +42,7 @@ def kernels(monkeypatch, folder) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(
-    ("head_dim", "dtype"), [(64, torch.float16), (80, torch.bfloat16), (128, torch.float32)]
-)
+@EACH_TYPE
 @pytest.mark.parametrize("name", SPECS)
 def test_tokens_are_as_torch_has_them(name, head_dim, dtype) -> None:
     assert_unpacked(segment(name, RAGGED, head_dim, dtype))

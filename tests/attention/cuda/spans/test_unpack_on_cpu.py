@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 import unpacked
-from unpacked import assert_unpacked, kernels_on_cpu, packed, segment_of
+from unpacked import (
+    EACH_TYPE,
+    assert_unpacked,
+    kernels_on_cpu,
+    needs_compiler,
+    packed,
+    segment_of,
+)
 
 from duotone.attention.cuda.packing import dense
 from duotone.attention.cuda.spans.layout import WIDTHS
@@ -15,9 +22,6 @@ from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 from duotone.quant import TensorSpec
 
-from cuda_on_cpu import missing
-
-needs_compiler = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 LEVELS = TensorSpec(4, levels="lloyd", gain="fit", param_dtype="float8")
 SPECS = {
     **{f"{bits} bits": (TensorSpec(bits), TensorSpec(bits)) for bits in WIDTHS},
@@ -36,17 +40,15 @@ def kernels(monkeypatch, folder) -> None:
     kernels_on_cpu(dense, monkeypatch, folder)
 
 
-def segment(name: str, offsets, head_dim: int, dtype: torch.dtype, **given) -> PackedSegment:
+def segment(name: str, offsets, head_dim: int, dtype: torch.dtype) -> PackedSegment:
     laid = PackedPair(*packed(SPECS[name], offsets, head_dim, dtype)).laid_out(SpanLayout())
     assert laid.records is not None
-    return segment_of(laid, **given)
+    return segment_of(laid)
 
 
 @needs_compiler
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(
-    ("head_dim", "dtype"), [(64, torch.float16), (80, torch.bfloat16), (128, torch.float32)]
-)
+@EACH_TYPE
 @pytest.mark.parametrize("name", SPECS)
 def test_tokens_are_as_torch_has_them(name, head_dim, dtype) -> None:
     assert_unpacked(segment(name, RAGGED, head_dim, dtype))
@@ -54,12 +56,14 @@ def test_tokens_are_as_torch_has_them(name, head_dim, dtype) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("change", ["codes", "scales"])
-def test_a_wrong_record_is_noticed(change: str) -> None:
+@pytest.mark.parametrize("change", ["codes", "scale", "zero_point"])
+def test_a_wrong_number_is_noticed(change: str) -> None:
     right = segment("K wider", RAGGED, 64, torch.bfloat16)
-    wrong = replace(right, records=replace(right.records, data=right.records.data ^ 1))
-    if change == "scales":
-        wrong = replace(right, value=replace(right.value, scale=2 * right.value.scale))
+    if change == "codes":
+        wrong = replace(right, records=replace(right.records, data=right.records.data ^ 1))
+    else:
+        parts = {change: getattr(right.value, change) + 1}
+        wrong = replace(right, value=replace(right.value, **parts))
     with pytest.raises(AssertionError):
         assert_unpacked(wrong, of=right)
 
@@ -70,7 +74,6 @@ def test_a_sequence_may_have_no_token() -> None:
     assert_unpacked(segment("2 bits", [[0, 0], [0, 530]], 64, torch.bfloat16))
 
 
-@pytest.mark.usefixtures("folder")
 def test_tensors_that_are_views_go_to_torch(monkeypatch) -> None:
     unpacked.as_on_a_gpu(monkeypatch)
     right = segment("2 bits", [[0, 600]], 64, torch.bfloat16)
