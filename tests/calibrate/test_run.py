@@ -178,7 +178,7 @@ def test_a_text_model_gets_a_stream(tmp_path):
 
 
 def test_a_model_with_pictures_gets_a_stream_where_text_is_asked_for(pictured, tmp_path):
-    """Of the words of its prompts alone; codes get their bits whatever parameters take."""
+    """Its bases are of the prompts' words alone; parameters take no bits of the codes."""
     data = calibration_data(pictured, [TINY_TASK], 6, 4)
     file, facts = str(tmp_path / "text.safetensors"), model_facts(pictured.model)
     settings = Settings(group=4, recent=2, text=True)
